@@ -1,0 +1,117 @@
+"""The clock: it says what time is, exactly, before anything is rounded."""
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from eigenclock.errors import ClockError, ShapeError
+
+
+class Reading(NamedTuple):
+    """Times read by a clock: float64 ticks with the origin removed, and the origin in the dtype it arrived in."""
+
+    ticks: Float[Tensor, "*clock T"]
+    origin: Tensor | None
+
+
+class Clock(nn.Module):
+    """Positions, timestamps or activations -> times, in a unit. A clock knows no frequencies.
+
+    unit: the unit that rates and durations are counted in, None where the clock counts steps.
+    width: how many times each token gets (1: one scalar clock).
+    decreasing: what to do where times go back and the law needs order: "refuse" or "sort".
+    """
+
+    unit: str | None = None
+    width: int = 1
+    decreasing: str = "refuse"
+
+    @abstractmethod
+    def forward(
+        self,
+        times: Any = None,
+        *,
+        length: int | None = None,
+        origin: Tensor | None = None,
+        documents: Int[Tensor, "*batch T"] | None = None,
+        mask: Bool[Tensor, "*batch T"] | None = None,
+        x: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> Reading:
+        """Times as float64 ticks of shape (T,), (B, T) or (B, H, T), the origin subtracted exactly.
+
+        ``origin`` is one returned before, so that queries and keys share it. ``times=None`` is the clock's own count of ``length``
+        tokens; ``documents`` and ``mask`` (True = a real token) matter to clocks that restart or pause.
+        """
+
+    def spec(self) -> dict[str, Any]:
+        """The name and the options, enough to build the clock again."""
+        return {"name": type(self).__name__.lower()}
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{k}={v!r}" for k, v in self.spec().items() if k != "name")
+
+
+def check_rank(ticks: Tensor) -> None:
+    """Times are (T,), (B, T) or (B, H, T), told apart by rank alone."""
+    if not 1 <= ticks.ndim <= 3:
+        raise ShapeError(f"got times of shape {tuple(ticks.shape)}; expected (T,), (B, T) or (B, H, T)")
+
+
+def with_heads(times: Tensor) -> Tensor:
+    """Times of any rank as (B|1, H|1, T): (B, T) never becomes (H, T)."""
+    check_rank(times)
+    return times.reshape(1, 1, -1) if times.ndim == 1 else times.unsqueeze(1) if times.ndim == 2 else times
+
+
+def check_finite(ticks: Tensor) -> None:
+    """Refuse NaN and infinite times."""
+    if not torch.compiler.is_compiling() and not bool(torch.isfinite(ticks.detach()).all()):
+        raise ClockError("got times that are NaN or infinite; expected finite times: drop those rows, or mask them and give any finite time")
+
+
+def check_precision(times: Tensor) -> None:
+    """Refuse floating times below 64 bits whose rounding already spoilt their differences.
+
+    Integers that the dtype holds exactly pass. Otherwise the spacing of the dtype at the largest time must be below 1 % of the
+    median gap between neighbours: bfloat16 positions fail beyond 256, float32 Unix seconds fail at once.
+    """
+    if not times.is_floating_point() or times.dtype == torch.float64 or times.numel() < 2 or torch.compiler.is_compiling():
+        return
+    t = times.detach().double()
+    info = torch.finfo(times.dtype)
+    top = float(t.abs().max())
+    if top <= 2 / info.eps and bool((t == t.round()).all()):
+        return
+    gaps = t.diff(dim=-1).abs()
+    gaps = gaps[gaps > 0]
+    spacing = top * info.eps
+    if gaps.numel() == 0 or spacing > 0.01 * float(gaps.median()):
+        typical = f"a median gap of {float(gaps.median()):.3g}" if gaps.numel() else "no two different times"
+        raise ClockError(
+            f"got times in {str(times.dtype).removeprefix('torch.')} up to {top:.6g}, where neighbouring numbers are {spacing:.3g} apart, with {typical}: "
+            "the differences are already lost; give the original int64 or float64 times (the origin is subtracted exactly)"
+        )
+
+
+def exact_difference(times: Tensor, origin: Tensor | None) -> Reading:
+    """Times minus an origin (the smallest time of each row where none is given), subtracted in their own exact type."""
+    check_rank(times)
+    if times.dtype == torch.bool:
+        raise ClockError("got boolean times; expected integers or floats (a mask goes to mask=)")
+    if times.is_floating_point():
+        check_precision(times)
+        check_finite(times)
+        exact = times.double()
+    else:
+        exact = times.long()
+    if origin is None:
+        origin = exact.detach().amin(-1, keepdim=True) if exact.shape[-1] else exact.new_zeros(*exact.shape[:-1], 1)
+    elif origin.is_floating_point() != exact.is_floating_point():
+        exact, origin = exact.double(), origin.double()
+    if origin.ndim != exact.ndim:
+        origin, exact = with_heads(origin), with_heads(exact)
+    return Reading((exact - origin).double(), origin)

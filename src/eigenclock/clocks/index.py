@@ -1,0 +1,38 @@
+"""The index clock: 0, 1, 2, ... or any numbers given in place of it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eigenclock.clocks.clock import Clock, Reading, exact_difference
+from eigenclock.errors import ShapeError
+
+
+class Index(Clock):
+    """Positions as time: token i has time i, or the time given for it (integers or floats, in steps).
+
+    With a key padding mask and no times given, only real tokens are counted: padding on the left or in between stops the clock.
+
+    >>> Index()(length=3).ticks
+    tensor([0., 1., 2.], dtype=torch.float64)
+    """
+
+    def forward(
+        self,
+        times: Any = None,
+        *,
+        length: int | None = None,
+        origin: Tensor | None = None,
+        documents: Tensor | None = None,
+        mask: Tensor | None = None,
+        x: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> Reading:
+        if times is not None:
+            return exact_difference(torch.as_tensor(times, device=device), origin)
+        if mask is not None:
+            return exact_difference((mask.long().cumsum(-1) - 1).clamp_min(0), origin)
+        if length is None:
+            raise ShapeError("got neither times nor a length; the index clock needs one of them")
+        return exact_difference(torch.arange(length, device=device), origin)

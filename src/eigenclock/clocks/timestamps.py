@@ -1,0 +1,71 @@
+"""The clock of real, irregular time: timestamps of any unit, exact to the last one."""
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eigenclock.clocks.clock import Clock, Reading, exact_difference
+from eigenclock.clocks.units import seconds
+from eigenclock.errors import ClockError, ConfigError
+
+
+class Timestamps(Clock):
+    """Timestamps as time: raw stamps count ``unit``, rates and frequencies are per ``per``.
+
+    tau = (stamp - first stamp of the row) * unit / per; the difference is taken in int64 (or float64) before anything is rounded.
+
+    Args:
+        unit: what one count of an int64 or float64 stamp is: ns, us, ms, s, min, h, d or w. numpy datetime64 brings its own.
+        per: the unit of rates, frequencies and durations.
+        decreasing: "refuse" (default) or "sort" where stamps go back; sorting is stable, and results come back in the order given.
+    Shape: times (T,), (B, T) or (B, H, T).
+    Raises: ClockError where times are missing, NaN, or float32 too coarse for their own differences.
+
+    >>> stamps = torch.tensor([1_700_000_000_000_000_000, 1_700_000_000_300_000_000])
+    >>> Timestamps("ns")(stamps).ticks
+    tensor([0.0000, 0.3000], dtype=torch.float64)
+    """
+
+    def __init__(self, unit: str = "ns", per: str = "s", decreasing: str = "refuse"):
+        super().__init__()
+        seconds(unit), seconds(per)  # refuses unknown units here, not in the first call
+        if decreasing not in ("refuse", "sort"):
+            raise ConfigError(f"got decreasing={decreasing!r}; expected 'refuse' or 'sort'")
+        self.stamp_unit, self.unit, self.decreasing = unit, per, decreasing
+
+    def spec(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"name": "timestamps", "unit": self.stamp_unit, "per": self.unit}
+        return options | ({"decreasing": self.decreasing} if self.decreasing != "refuse" else {})
+
+    def forward(
+        self,
+        times: Any = None,
+        *,
+        length: int | None = None,
+        origin: Tensor | None = None,
+        documents: Tensor | None = None,
+        mask: Tensor | None = None,
+        x: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> Reading:
+        if times is None:
+            raise ClockError("got no times; the Timestamps clock has no count of its own: pass times= of shape (T,), (B, T) or (B, H, T)")
+        ratio = seconds(self.stamp_unit) / seconds(self.unit)
+        if isinstance(times, np.ndarray) and times.dtype.kind == "M":
+            times, ratio = _from_datetime64(times, self.unit)
+        reading = exact_difference(torch.as_tensor(times, device=device), origin)
+        return Reading(reading.ticks * float(ratio.numerator) / float(ratio.denominator), reading.origin)
+
+
+def _from_datetime64(times: np.ndarray, per: str) -> tuple[Tensor, Fraction]:
+    """Stamps as int64 in the array's own resolution, and that resolution over ``per``."""
+    if bool(np.isnat(times).any()):
+        raise ClockError("got NaT among the times; expected a timestamp for every token: drop those rows or fill them")
+    names = {"m": "min", "D": "d", "W": "w"} | {u: u for u in ("h", "s", "ms", "us", "ns")}
+    unit, count = np.datetime_data(times.dtype)
+    if unit not in names:  # years and months have no fixed length, picoseconds and below are not offered
+        unit, count, times = "ns", 1, times.astype("datetime64[ns]")
+    return torch.from_numpy(times.astype(np.int64)), count * seconds(names[unit]) / seconds(per)

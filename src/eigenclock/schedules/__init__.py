@@ -1,0 +1,18 @@
+"""Where frequencies, rates and slopes come from: frozen callables ``n -> Spectrum``, one file each."""
+
+from collections.abc import Callable
+
+from eigenclock.schedules.alibi import alibi_slopes
+from eigenclock.schedules.geometric import geometric
+from eigenclock.schedules.half_lives import half_lives
+from eigenclock.schedules.spectrum import Spectrum
+
+Schedule = Callable[[int], Spectrum]
+
+SCHEDULES: dict[str, type] = {
+    "geometric": geometric,
+    "alibi": alibi_slopes,
+    "half_lives": half_lives,
+}
+
+__all__ = ["SCHEDULES", "Schedule", "Spectrum", "alibi_slopes", "geometric", "half_lives"]

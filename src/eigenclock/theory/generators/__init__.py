@@ -1,0 +1,24 @@
+"""One file per row of the table of blocks, and the three ways to combine them."""
+
+from eigenclock.theory.generator import Generator
+from eigenclock.theory.generators.conjugate import Conjugate
+from eigenclock.theory.generators.damped_rotation import DampedRotation
+from eigenclock.theory.generators.decay import Decay
+from eigenclock.theory.generators.direct_sum import DirectSum
+from eigenclock.theory.generators.jordan import Jordan
+from eigenclock.theory.generators.product import Product
+from eigenclock.theory.generators.rotation import Rotation
+from eigenclock.theory.generators.zero import Zero
+
+GENERATORS: dict[str, type[Generator]] = {
+    "zero": Zero,
+    "decay": Decay,
+    "rotation": Rotation,
+    "damped_rotation": DampedRotation,
+    "jordan": Jordan,
+    "direct_sum": DirectSum,
+    "product": Product,
+    "conjugate": Conjugate,
+}
+
+__all__ = ["GENERATORS", "Conjugate", "DampedRotation", "Decay", "DirectSum", "Jordan", "Product", "Rotation", "Zero"]

@@ -1,0 +1,116 @@
+"""The plan that makes exp((t-s)L) safe: query ranges x key ranges, each with a reference time between its keys and its queries.
+
+For t >= c >= s, exp((t-s)L) = exp((t-c)L) exp((c-s)L), and both factors have norm <= 1 on semisimple blocks: nothing overflows, and
+what underflows is truly that small. A causal square is cut into leaves on its diagonal and, for every doubling, the rectangles
+"right half of the queries x left half of the keys", so each pair is visited once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+EXPONENT_BOUND = 60.0
+"""Largest |exponent| of a factor inside a leaf, whose reference is its middle (float32 and bfloat16 end at 88)."""
+
+LEAVES = (128, 16, 1)
+"""Leaf sizes, tried in turn where the exponents of a leaf break the bound; a leaf of one token has exponent 0."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """``outer`` x ``count`` equal tiles, handled by one call.
+
+    kind: "causal" (a leaf on the diagonal), "full" (every query after every key), "flip" (a window's neighbour: query i sees keys
+    j >= i once both axes are reversed), "ragged" (a leaf of cross attention: key time <= query time decides pair by pair).
+    Tile (a, b) covers queries query + a * outer_stride + b * stride ... + queries, keys likewise.
+    """
+
+    kind: str
+    query: int
+    key: int
+    queries: int
+    keys: int
+    count: int = 1
+    stride: int = 0
+    outer: int = 1
+    outer_stride: int = 0
+
+
+def square(length: int, leaf: int, window: int | None = None) -> list[Tile]:
+    """Tiles of causal self-attention over ``length`` tokens, each query seeing the ``window`` latest keys (itself included).
+
+    Any length; ragged ends are tiles of their own. With a window W the blocks are squares of W, plus one "flip" tile each for the
+    neighbour on the left, whose reference is the boundary between the two.
+
+    >>> [(t.kind, t.query, t.key, t.queries, t.keys, t.count) for t in square(5, 2)]
+    [('causal', 0, 0, 2, 2, 2), ('causal', 4, 4, 1, 1, 1), ('full', 2, 0, 2, 2, 1), ('full', 4, 0, 1, 4, 1)]
+    """
+    if window is None or window >= length:
+        return _square(0, length, leaf, 1, 0)
+    blocks, rest = divmod(length, window)
+    out = _square(0, window, leaf, blocks, window)
+    if rest:
+        out += _square(blocks * window, rest, leaf, 1, 0)
+    if window > 1:
+        if blocks > 1:
+            out.append(Tile("flip", window, 1, window - 1, window - 1, blocks - 1, window))
+        if rest:
+            out.append(Tile("flip", blocks * window, (blocks - 1) * window + 1, min(rest, window - 1), window - 1))
+    return out
+
+
+def _square(base: int, n: int, leaf: int, outer: int, outer_stride: int) -> list[Tile]:
+    """One causal square of n tokens at ``base``, repeated ``outer`` times."""
+    out = []
+    whole, rest = divmod(n, leaf)
+    if whole:
+        out.append(Tile("causal", base, base, leaf, leaf, whole, leaf, outer, outer_stride))
+    if rest:
+        out.append(Tile("causal", base + whole * leaf, base + whole * leaf, rest, rest, 1, 0, outer, outer_stride))
+    half = leaf
+    while half < n:
+        whole, rest = divmod(n, 2 * half)
+        if whole:
+            out.append(Tile("full", base + half, base, half, half, whole, 2 * half, outer, outer_stride))
+        if rest > half:
+            out.append(Tile("full", base + whole * 2 * half + half, base + whole * 2 * half, rest - half, half, 1, 0, outer, outer_stride))
+        half *= 2
+    return out
+
+
+def staircase(query_times: Tensor, key_times: Tensor, leaf: int, rate: float = 0.0) -> list[Tile]:
+    """Tiles of cross attention with key time <= query time, for sorted times of shape (T,) and (S,).
+
+    The two sequences are merged (keys before queries at equal times) and the merged square is cut as above, so a tile's query and
+    key counts differ; tiles without queries or without keys are dropped. A leaf is cut further while ``rate`` times half its span
+    breaks the exponent bound.
+
+    >>> import torch
+    >>> [(t.kind, t.query, t.key, t.queries, t.keys) for t in staircase(torch.tensor([2.0, 5.0]), torch.arange(4.0), 1)]
+    [('full', 0, 0, 1, 1), ('full', 0, 1, 1, 2), ('full', 1, 0, 1, 3), ('full', 1, 3, 1, 1)]
+    """
+    tq, tk = query_times.detach().double().cpu(), key_times.detach().double().cpu()
+    n, m = tq.numel(), tk.numel()
+    is_query = torch.cat([torch.zeros(m, dtype=torch.bool), torch.ones(n, dtype=torch.bool)])
+    merged, order = torch.cat([tk, tq]).sort(stable=True)
+    seen = torch.cat([torch.zeros(1, dtype=torch.int64), is_query[order].cumsum(0)]).tolist()  # queries before each merged position
+    out: list[Tile] = []
+
+    def cut(low: int, high: int) -> None:
+        queries, keys = seen[high] - seen[low], (high - low) - (seen[high] - seen[low])
+        if not queries or not keys:
+            return
+        if high - low <= leaf and float(merged[high - 1] - merged[low]) * rate / 2 <= EXPONENT_BOUND:
+            out.append(Tile("ragged", seen[low], low - seen[low], queries, keys))
+            return
+        middle = low + max(1, 1 << ((high - low - 1).bit_length() - 1)) if high - low > 1 else high
+        left_keys, right_queries = (middle - low) - (seen[middle] - seen[low]), seen[high] - seen[middle]
+        cut(low, middle)
+        if left_keys and right_queries:
+            out.append(Tile("full", seen[middle], low - seen[low], right_queries, left_keys))
+        cut(middle, high)
+
+    if n and m:
+        cut(0, n + m)
+    return out
