@@ -112,6 +112,16 @@ def test_svg_is_well_formed_and_names_every_series():
         assert text in words
 
 
+@pytest.mark.parametrize(
+    ("values", "ticks"), [([64, 512], ["64", "128", "256", "512"]), ([0.001, 1], ["0.001", "0.01", "0.1", "1"]), ([1, 4], ["1", "2", "4"])]
+)
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(values, ticks):
+    root = ElementTree.fromstring(Figure("", (Panel((Line("a", values, [0, 1]),), log_x=True),)).svg())
+    words = [text.strip() for text in root.itertext()]
+    assert set(ticks) <= set(words)
+    assert not [word for word in words if "$" in word or "\\" in word]
+
+
 def test_svg_holds_the_data():
     """Points that are twice as far apart in the data are twice as far apart in the picture."""
     root = ElementTree.fromstring(Figure("", (Panel((Line("a", [0, 1, 2, 3], [0.0, 1.0, 3.0, 2.0]),)),)).svg())

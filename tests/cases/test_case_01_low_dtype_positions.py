@@ -61,10 +61,19 @@ def test_consecutive_times_never_collapse(module_dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("build", [
-    lambda: ec.rope(32), lambda: ec.rope(32, pairing="half"), lambda: ec.rope(32, rotary_dim=8), lambda: ec.alibi(32, heads=2),
-    lambda: ec.damped_rope(32, heads=2, half_life=(4, 400)), lambda: ec.decay(32, half_life=50.0), lambda: ec.rope(32) * ec.alibi(32, heads=2),
-], ids=["rope", "half", "partial", "alibi", "damped", "decay", "rope*alibi"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ec.rope(32),
+        lambda: ec.rope(32, pairing="half"),
+        lambda: ec.rope(32, rotary_dim=8),
+        lambda: ec.alibi(32, heads=2),
+        lambda: ec.damped_rope(32, heads=2, half_life=(4, 400)),
+        lambda: ec.decay(32, half_life=50.0),
+        lambda: ec.rope(32) * ec.alibi(32, heads=2),
+    ],
+    ids=["rope", "half", "partial", "alibi", "damped", "decay", "rope*alibi"],
+)
 @pytest.mark.parametrize("start", [0, 4000, 300_000])
 def test_sixteen_bit_attention_is_as_good_as_plain_attention(dtype, build, start):
     """Error against float64 of the same (rounded) inputs: no more than twice that of plain fused attention in this dtype."""

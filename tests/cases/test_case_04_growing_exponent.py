@@ -51,7 +51,9 @@ def test_numbers_of_the_case_come_out_of_attention(case, attend, backend, pairin
         order = torch.arange(width).reshape(2, -1).T.reshape(-1)
         q, k = q[..., order], k[..., order]
     for (m, n), score in zip(given["times"], expect["scores"], strict=True):
-        _, lse = attend(q, k, torch.ones_like(k), enc, times=torch.tensor([m]), key_times=torch.tensor([n]), scale=1.0, return_lse=True, backend=backend)
+        _, lse = attend(
+            q, k, torch.ones_like(k), enc, times=torch.tensor([m]), key_times=torch.tensor([n]), scale=1.0, return_lse=True, backend=backend
+        )
         assert lse.item() == pytest.approx(score, rel=expect["rel_tol"], abs=expect["abs_tol"])
 
 

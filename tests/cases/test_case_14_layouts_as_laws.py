@@ -59,7 +59,12 @@ def test_the_mixed_table_of_the_case_is_no_group(case):
 
     def mixed(time: float) -> torch.Tensor:
         m, a, b = torch.zeros(width, width, dtype=torch.float64), torch.arange(0, width, 2), torch.arange(1, width, 2)
-        m[a, a], m[a, b], m[b, b], m[b, a] = (time * table)[a].cos(), -(time * table)[a].sin(), (time * table)[b].cos(), (time * table)[b].sin()
+        m[a, a], m[a, b], m[b, b], m[b, a] = (
+            (time * table)[a].cos(),
+            -(time * table)[a].sin(),
+            (time * table)[b].cos(),
+            (time * table)[b].sin(),
+        )
         return m
 
     broken = torch.linalg.matrix_norm(mixed(given["s"]) @ mixed(given["t"]) - mixed(given["s"] + given["t"]))

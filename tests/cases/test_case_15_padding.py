@@ -19,7 +19,9 @@ LAYOUTS = {
     "left": lambda real, pads: [0] * pads + [1] * real,
     "right": lambda real, pads: [1] * real + [0] * pads,
     "interior": lambda real, pads: [1] * (real // 2) + [0] * pads + [1] * (real - real // 2),
-    "scattered": lambda real, pads: ([0, 1] * max(real, pads))[: 2 * min(real, pads)] + [1] * max(real - pads, 0) + [0] * max(pads - real, 0),
+    "scattered": lambda real, pads: (
+        ([0, 1] * max(real, pads))[: 2 * min(real, pads)] + [1] * max(real - pads, 0) + [0] * max(pads - real, 0)
+    ),
 }
 
 
@@ -53,8 +55,9 @@ def test_positions_of_the_case_are_counted_over_real_tokens(case):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", BUILD)
 @pytest.mark.parametrize(("real", "pads"), [(5, 3), (150, 37)])
-def test_real_tokens_do_not_see_their_pads(attend, name, layout, real, pads, backend):
-    """Times count real tokens; both outputs and gradients of the real tokens are what they are alone, gradients of pads are zero."""
+@pytest.mark.parametrize("times_given", [True, False])
+def test_real_tokens_do_not_see_their_pads(attend, name, layout, real, pads, backend, times_given):
+    """Times count real tokens, given so or by the index clock itself, which a pad stops; both outputs and gradients of the real tokens are what they are alone, gradients of pads are zero."""
     torch.manual_seed(1)
     enc = BUILD[name]()
     mask = torch.tensor(LAYOUTS[layout](real, pads)).bool()
@@ -63,7 +66,7 @@ def test_real_tokens_do_not_see_their_pads(attend, name, layout, real, pads, bac
     padded = [spread(x, mask, fill).requires_grad_() for x, fill in ((q, 3.0), (k, -50.0), (v, 1e3))]
     expected = attend(*alone, enc, backend=backend)
     times = (mask.long().cumsum(0) - 1).clamp_min(0)
-    out = attend(*padded, enc, times=times, mask=mask[None], backend=backend)
+    out = attend(*padded, enc, times=times if times_given else None, mask=mask[None], backend=backend)
     assert torch.isfinite(out).all()
     assert torch.allclose(out[..., mask, :], expected, rtol=0, atol=1e-10)
     expected.backward(g)

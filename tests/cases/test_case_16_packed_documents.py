@@ -1,5 +1,7 @@
 """Case 16: several documents in one row; each gives what it gives alone."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -27,31 +29,23 @@ def restarted(lengths: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("clock", ["index", "given", "documents"])
-def test_numbers_of_the_case(case, clock):
+@pytest.mark.parametrize("decayed", [True, False])
+def test_numbers_of_the_case(case, clock, decayed):
+    """The numbers carry the decay of the case; without it each is larger by e^(rate lag)."""
     given, expect = case["given"], case["expect"]
-    x = torch.tensor(given["x"])[None, None]
-    enc = ec.rope(given["width"], theta=given["theta"], pairing=given["layout"], clock=ec.Documents() if clock == "documents" else None)
-    times = restarted(given["lengths"]) if clock == "given" else None
+    x, rate = torch.tensor(given["x"])[None, None], given["decay_rate"]
+    options = {"theta": given["theta"], "pairing": given["layout"], "clock": ec.Documents() if clock == "documents" else None}
+    enc = ec.damped_rope(given["width"], rate=rate, **options) if decayed else ec.rope(given["width"], **options)
     assert restarted(given["lengths"]).tolist() == expect["times"]
-    z = ec.scores(x, x, enc, times=times, documents=ids(given["lengths"]), scale=1.0)[0, 0]
-    assert torch.equal(z == -torch.inf, ~(torch.tensor([[value is not None for value in row + [None] * 5][:5] for row in expect["scores_causal_within_documents"]])))
+    z = ec.scores(x, x, enc, times=restarted(given["lengths"]) if clock == "given" else None, documents=ids(given["lengths"]), scale=1.0)[
+        0, 0
+    ]
     for i, row in enumerate(expect["scores_causal_within_documents"]):
-        for j, value in enumerate(row):
-            if value is not None:
-                assert z[i, j].item() == pytest.approx(value, abs=expect["abs_tol"])
-
-
-def test_numbers_of_the_case_with_its_decay(case):
-    """The same rows under the decay of the case: each score times e^(-rate lag)."""
-    given, expect = case["given"], case["expect"]
-    x = torch.tensor(given["x"])[None, None]
-    enc = ec.damped_rope(given["width"], theta=given["theta"], pairing=given["layout"], rate=given["decay_rate"])
-    z = ec.scores(x, x, enc, documents=ids(given["lengths"]), scale=1.0)[0, 0]
-    for i, row in enumerate(expect["scores_causal_within_documents"]):
-        for j, value in enumerate(row):
-            if value is not None:
-                decayed = value * torch.exp(torch.tensor(-given["decay_rate"] * (i - j))).item()
-                assert z[i, j].item() == pytest.approx(decayed, abs=expect["abs_tol"])
+        for j, value in enumerate(row + [None] * (len(x[0, 0]) - len(row))):
+            if value is None:
+                assert z[i, j] == -torch.inf
+            else:
+                assert z[i, j].item() == pytest.approx(value * (1 if decayed else math.exp(rate * (i - j))), abs=expect["abs_tol"])
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "tiled"])
@@ -99,7 +93,9 @@ def test_boundaries_win_over_a_mask_of_ones_and_zeros_do_not_split(name):
     enc, documents = BUILD[name](), ids([2, 3])
     joined = ec.attention(q, k, v, enc)
     split = ec.attention(q, k, v, enc, documents=documents)
-    assert torch.allclose(split, ec.attention(q, k, v, enc, documents=documents, mask=torch.ones(1, 5, dtype=torch.bool)), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        split, ec.attention(q, k, v, enc, documents=documents, mask=torch.ones(1, 5, dtype=torch.bool)), rtol=0, atol=1e-12
+    )
     assert not torch.allclose(split, joined)
     hole = torch.tensor([[True, True, False, True, True]])  # a padding zero between tokens: one document still
     assert (ec.scores(q, k, enc, mask=hole)[0, :, 4, 0] > -torch.inf).all()

@@ -44,7 +44,9 @@ def test_log_sum_exp_carries_the_row_term(case, attend, name, backend, offset):
     """Not the key-only form, whose log-sum-exp is larger by slope * t_q."""
     given, expect = case["given"], case["expect"]
     q, k, times, key_times = inputs(case)
-    out, lse = attend(q, k, k, BUILD[name](given["slope"]), times=times + offset, key_times=key_times + offset, return_lse=True, backend=backend)
+    out, lse = attend(
+        q, k, k, BUILD[name](given["slope"]), times=times + offset, key_times=key_times + offset, return_lse=True, backend=backend
+    )
     assert torch.allclose(lse[0, 0].double(), torch.tensor(expect["lse_natural_log"], dtype=torch.float64), rtol=0, atol=expect["abs_tol"])
     shifted = torch.tensor(expect["key_only_form"]["lse"], dtype=torch.float64) - given["slope"] * times
     assert torch.allclose(lse[0, 0].double(), shifted, rtol=0, atol=expect["abs_tol"])
@@ -70,7 +72,10 @@ def test_neighbours_do_not_merge_in_low_dtype(case, attend, dtype, backend):
     time, key_times = torch.tensor([given["query_time"]]), torch.tensor(given["key_times"])
     z = ec.scores(q, k, enc, times=time, key_times=key_times)[0, 0, 0]
     assert (z[1] - z[0]).item() == pytest.approx(expect["low_dtype_bias_difference"], abs=expect["low_dtype_abs_tol"])
-    lse = [attend(q, k[:, :, :1], k[:, :, :1], enc, times=time, key_times=s[None], return_lse=True, backend=backend)[1].double().item() for s in key_times]
+    lse = [
+        attend(q, k[:, :, :1], k[:, :, :1], enc, times=time, key_times=s[None], return_lse=True, backend=backend)[1].double().item()
+        for s in key_times
+    ]
     assert lse[1] - lse[0] == pytest.approx(expect["low_dtype_bias_difference"], abs=expect["low_dtype_abs_tol"])
 
 

@@ -11,7 +11,9 @@ import eigenclock as ec
 
 def encoding(case, unit="ns", per="s", factor=1.0):
     given = case["given"]
-    return ec.damped_rope(2, freq=[given["angular_frequency"] * factor], rate=given["decay_rate"] * factor, clock=ec.Timestamps(unit, per=per))
+    return ec.damped_rope(
+        2, freq=[given["angular_frequency"] * factor], rate=given["decay_rate"] * factor, clock=ec.Timestamps(unit, per=per)
+    )
 
 
 def score_row(case, enc, times, dtype=torch.float32):
@@ -37,7 +39,16 @@ def test_numbers_of_the_case_in_attention(case, attend, backend, dtype):
     given, expect = case["given"], case["expect"]
     q, k = (torch.tensor(given[name], dtype=dtype).expand(1, 1, 5, 2) for name in "qk")
     expected = torch.tensor(expect["scores"], dtype=torch.float64)
-    out, lse = attend(q, k, torch.eye(5, dtype=dtype)[None, None], encoding(case), times=torch.tensor(given["timestamps"]), scale=1.0, return_lse=True, backend=backend)
+    out, lse = attend(
+        q,
+        k,
+        torch.eye(5, dtype=dtype)[None, None],
+        encoding(case),
+        times=torch.tensor(given["timestamps"]),
+        scale=1.0,
+        return_lse=True,
+        backend=backend,
+    )
     assert torch.allclose(out[0, 0, -1].double(), expected.softmax(0), rtol=0, atol=expect["abs_tol"])
     assert lse[0, 0, -1].item() == pytest.approx(expected.logsumexp(0).item(), abs=expect["abs_tol"])
 

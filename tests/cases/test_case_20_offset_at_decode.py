@@ -40,7 +40,9 @@ def test_numbers_of_the_case_in_its_order(case, variant):
 
 
 @pytest.mark.parametrize("offset", [0, 13, 15, 16, 1_000, 1_048_576, -5])
-@pytest.mark.parametrize(("width", "theta", "pairing"), [(4, 1e4, "half"), (4, 1e4, "interleaved"), (64, 5e5, "half"), (10, 50.0, "interleaved")])
+@pytest.mark.parametrize(
+    ("width", "theta", "pairing"), [(4, 1e4, "half"), (4, 1e4, "interleaved"), (64, 5e5, "half"), (10, 50.0, "interleaved")]
+)
 def test_there_is_no_end_of_a_table_and_negative_times_invert(offset, width, theta, pairing):
     torch.manual_seed(0)
     x, times = torch.randn(2, 3, 7, width, dtype=torch.float64), torch.arange(offset, offset + 7)
@@ -89,7 +91,9 @@ def test_decode_equals_the_full_pass(attend, name, queries, times_given, backend
 def test_few_kv_heads_strides_and_equal_rows(attend, name, kv_heads, backend):
     torch.manual_seed(2)
     enc = BUILD[name]()
-    q = torch.randn(1, 20, 4, 8, dtype=torch.float64).expand(2, -1, -1, -1).transpose(1, 2)  # (batch, time, heads, width) seen as (B, H, T, D)
+    q = (
+        torch.randn(1, 20, 4, 8, dtype=torch.float64).expand(2, -1, -1, -1).transpose(1, 2)
+    )  # (batch, time, heads, width) seen as (B, H, T, D)
     k, v = (torch.randn(1, 20, kv_heads, 8, dtype=torch.float64).expand(2, -1, -1, -1).transpose(1, 2) for _ in range(2))
     kept = [x.clone() for x in (q, k, v)]
     out = attend(q, k, v, enc, times=torch.arange(100, 120), backend=backend)

@@ -30,10 +30,6 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def eagerly(graph, example_inputs):
-    return graph.forward
-
-
 @pytest.mark.parametrize("times_given", [False, True])
 @pytest.mark.parametrize("name", BUILD)
 def test_numbers_of_the_case(case, name, times_given):
@@ -81,7 +77,11 @@ def test_lengths_beyond_one_tile(name):
 @pytest.mark.parametrize("name", ["rope", "damped_rope", "alibi"])
 def test_a_trainable_module_compiles(name):
     learn = {"rope": ("freq",), "damped_rope": ("freq", "rate"), "alibi": ("slope",)}[name]
-    build = {"rope": lambda: ec.rope(8, learn=learn), "damped_rope": lambda: ec.damped_rope(8, rate=0.1, learn=learn), "alibi": lambda: ec.alibi(8, heads=2, learn=learn)}[name]
+    build = {
+        "rope": lambda: ec.rope(8, learn=learn),
+        "damped_rope": lambda: ec.damped_rope(8, rate=0.1, learn=learn),
+        "alibi": lambda: ec.alibi(8, heads=2, learn=learn),
+    }[name]
     enc, twin = build(), build()
     compiled = torch.compile(lambda q, k, v: ec.attention(q, k, v, enc), fullgraph=True, backend="aot_eager")
     q, k, v = inputs(20, 8)

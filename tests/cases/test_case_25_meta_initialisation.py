@@ -26,7 +26,9 @@ def test_numbers_of_the_case(case, old_key):
     given, expect = case["given"], case["expect"]
     state = {name: torch.tensor(value) for name, value in given["old_state_dict"].items()} if old_key else None
     enc = loaded(lambda: ec.rope(given["width"], theta=given["theta"]), state)
-    assert torch.allclose(frequencies(enc, given["width"]), torch.tensor(expect["frequencies"], dtype=torch.float64), rtol=expect["rel_tol"], atol=0)
+    assert torch.allclose(
+        frequencies(enc, given["width"]), torch.tensor(expect["frequencies"], dtype=torch.float64), rtol=expect["rel_tol"], atol=0
+    )
     if old_key:
         model = torch.nn.ModuleDict({"rotary_emb": enc})
         with pytest.raises(RuntimeError, match="inv_freq"):
@@ -39,10 +41,18 @@ def test_other_widths_and_bases(width, theta):
     assert torch.allclose(frequencies(enc, width), theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), rtol=3e-7, atol=0)
 
 
-@pytest.mark.parametrize("build", [
-    lambda: ec.rope(8, rotary_dim=4), lambda: ec.damped_rope(8, heads=2, half_life=(3, 30)), lambda: ec.alibi(8, heads=2), lambda: ec.decay_bias(8, heads=2, rate=0.3),
-    lambda: ec.rope(8, heads=2) * ec.alibi(8, heads=2), lambda: ec.rope(4) + ec.nope(4),
-], ids=["partial", "damped_rope", "alibi", "decay_bias", "rope * alibi", "rope + nope"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ec.rope(8, rotary_dim=4),
+        lambda: ec.damped_rope(8, heads=2, half_life=(3, 30)),
+        lambda: ec.alibi(8, heads=2),
+        lambda: ec.decay_bias(8, heads=2, rate=0.3),
+        lambda: ec.rope(8, heads=2) * ec.alibi(8, heads=2),
+        lambda: ec.rope(4) + ec.nope(4),
+    ],
+    ids=["partial", "damped_rope", "alibi", "decay_bias", "rope * alibi", "rope + nope"],
+)
 def test_every_fixed_value_survives(build):
     q = torch.randn(1, 2, 12, 8)
     enc, plain = loaded(build), build()

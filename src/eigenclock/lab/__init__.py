@@ -1,0 +1,1 @@
+"""The lab: small, repeatable training runs that compare encodings on real text."""

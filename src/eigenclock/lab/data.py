@@ -59,8 +59,9 @@ def load(settings: Settings) -> Corpus:
     Raises:
         ConfigError: a file is missing, unreadable, empty, of odd size, or too short for windows of 8 x length.
     """
-    if settings.bin is not None:
-        return _tokens(*settings.bin, settings.length)
+    if settings.bin:
+        train, held_out = settings.bin
+        return _tokens(train, held_out, settings.length)
     if settings.text is None:
         return _bytes(f"pydoc_data.topics of CPython {platform.python_version()}", english(), settings.length)
     return _bytes(settings.text.name, _read(settings.text, "--text"), settings.length)
@@ -99,7 +100,7 @@ def _tokens(train: Path, held_out: Path, length: int) -> Corpus:
         items = _map(path)
         need = MULTIPLES[-1] * length + 1 if path is held_out else length + 1
         if len(items) < need:
-            raise ConfigError(f"{path} has {len(items)} tokens; --length {length} needs at least {need}; use more tokens or a shorter --length")
+            raise ConfigError(f"{path} has {len(items)} tokens; --length {length} needs {need}; use more tokens or a shorter --length")
         for start in range(0, len(items), BLOCK):
             block = items[start : start + BLOCK]
             digest.update(block.tobytes())

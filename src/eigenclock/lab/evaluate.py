@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ def evaluate(
         bits.append(table.mean().item())
     by_position = table.mean(0)
     edges = bin_edges(lengths[-1])
-    curve = tuple(by_position[a:b].mean().item() for a, b in zip(edges, edges[1:]))
+    curve = tuple(by_position[a:b].mean().item() for a, b in pairwise(edges))
     return Evaluation(tuple(bits), edges, curve, len(part) - 1)
 
 

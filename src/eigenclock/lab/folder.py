@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eigenclock.errors import ConfigError
-from eigenclock.present.files import write_whole
+from eigenclock.present.files import append_line, file_error, write_whole
 
 
 class RunFolder:
@@ -34,24 +34,30 @@ class RunFolder:
 
     @classmethod
     def start(cls, path: Path, config: dict[str, Any]) -> "RunFolder":
-        """A new folder, or one whose settings are the same.
+        """A new folder, or one that was begun with the same configuration.
 
         Raises:
-            ConfigError: the folder has other settings, other contents, or cannot be written.
+            ConfigError: the folder was begun with another configuration, or is no run folder.
+            EigenclockError: it cannot be written.
         """
         folder = cls(path)
         try:
             used = path.exists() and (not path.is_dir() or any(path.iterdir()))
-            if used and not folder.file("config.json").is_file():
-                raise ConfigError(f"--out {path} exists and is no run folder; choose a name that does not exist yet")
-            if used:
-                folder.agree(config)
-                return folder
-            for part in (path, path / "checkpoints", path / "runs"):
-                part.mkdir(parents=True, exist_ok=True)
-            folder.write_json("config.json", config)
+            if not used:
+                for part in (path, path / "checkpoints", path / "runs"):
+                    part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--out {path} cannot be written ({error.strerror}); choose another folder or make room; nothing was run") from None
+            raise file_error("write", path, error) from None
+        if not used:
+            folder.write_json("config.json", config)
+            return folder
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"--out {path} exists and is no run folder; choose a name that does not exist yet")
+        if differences := folder.differences(config):
+            raise ConfigError(
+                f"--out {path} holds a comparison that differs in {', '.join(differences)}; "
+                f"choose another folder, or continue that one: eigenclock compare --resume {path}"
+            )
         return folder
 
     @classmethod
@@ -59,26 +65,20 @@ class RunFolder:
         """A folder that :meth:`start` made.
 
         Raises:
-            ConfigError: there is no readable config.json in it.
+            ConfigError: there is no config.json in it.
         """
         if not (path / "config.json").is_file():
             raise ConfigError(f"--resume {path} has no config.json; give a folder that an earlier comparison wrote")
         return cls(path)
 
-    def agree(self, config: dict[str, Any]) -> None:
-        """Refuses when what ``config`` fixes differs from what the folder was begun with."""
+    def differences(self, config: dict[str, Any]) -> list[str]:
+        """Names of what ``config`` fixes otherwise than the configuration the folder was begun with."""
         stored = self.config()
-        for part in ("settings", "specs", "corpus"):
-            mine, theirs = config[part], stored.get(part)
-            if mine == theirs:
-                continue
-            names = part
-            if isinstance(mine, dict) and isinstance(theirs, dict):
-                names = ", ".join(key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key))
-            raise ConfigError(
-                f"{self.path} was begun with other {part if names == part else f'{part} ({names})'}; "
-                f"choose another --out, or continue it as it was begun: eigenclock compare --resume {self.path}"
-            )
+        names = []
+        for part in ("settings", "corpus"):
+            mine, theirs = config[part], stored[part]
+            names += [name if part == "settings" else f"corpus {name}" for name in mine if mine[name] != theirs.get(name)]
+        return names or [part for part in ("specs",) if config[part] != stored[part]]
 
     def file(self, name: str) -> Path:
         """Path of one file of the folder."""
@@ -87,7 +87,8 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """What config.json holds."""
         found = self.read_json("config.json")
-        if not isinstance(found, dict) or not {"settings", "specs", "corpus"} <= set(found):
+        kinds = {"settings": dict, "specs": list, "corpus": dict}
+        if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
             raise ConfigError(f"{self.file('config.json')} is damaged or of another version; start a new run folder")
         return found
 
@@ -104,17 +105,22 @@ class RunFolder:
         """Writes a JSON file whole. NaN is refused: readers other than Python cannot parse it."""
         write_whole(self.file(name), json.dumps(content, indent=1, allow_nan=False) + "\n")
 
-    def append(self, lines: list[dict[str, Any]]) -> None:
-        """Adds lines to metrics.jsonl; they are on their way to the disk when this returns."""
-        with self.file("metrics.jsonl").open("a") as stream:
-            stream.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    def write_text(self, name: str, content: str) -> None:
+        """Writes a text file whole."""
+        write_whole(self.file(name), content)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Adds a line to metrics.jsonl."""
+        append_line(self.file("metrics.jsonl"), json.dumps(line, allow_nan=False))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Lines of metrics.jsonl; a last line that a kill cut short is dropped."""
-        if not self.file("metrics.jsonl").exists():
+        """Lines of metrics.jsonl, less one that a kill cut short."""
+        try:
+            text = self.file("metrics.jsonl").read_text()
+        except FileNotFoundError:
             return []
         lines = []
-        for line in self.file("metrics.jsonl").read_text().splitlines():
+        for line in text.splitlines():
             try:
                 lines.append(json.loads(line))
             except ValueError:
@@ -122,11 +128,17 @@ class RunFolder:
         return lines
 
     def rewind(self, encoding: str, seed: int, step: int) -> None:
-        """Forgets metrics of a run after ``step``: they will be written again."""
+        """Forgets what metrics.jsonl says of a run after ``step`` and of its evaluation: both will be written again."""
         lines = self.metrics()
-        kept = [line for line in lines if (line["encoding"], line["seed"]) != (encoding, seed) or (line["step"] <= step and "length" not in line)]
-        if kept != lines or self._ragged():
-            write_whole(self.file("metrics.jsonl"), "".join(json.dumps(line) + "\n" for line in kept))
+        kept = [
+            line
+            for line in lines
+            if (line["encoding"], line["seed"]) != (encoding, seed) or ("length" not in line and line["step"] <= step)
+        ]
+        whole = "".join(json.dumps(line) + "\n" for line in kept)
+        path = self.file("metrics.jsonl")
+        if path.exists() and path.read_text() != whole:
+            write_whole(path, whole)
 
     def save(self, run: str, state: dict[str, Any]) -> None:
         """Writes a checkpoint whole; the one before stays until the new one is complete."""
@@ -146,11 +158,7 @@ class RunFolder:
         try:
             return torch.load(path, weights_only=True)
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-            raise ConfigError(f"{path} cannot be read ({str(error).splitlines()[0]}); delete it to train this run again") from None
-
-    def _ragged(self) -> bool:
-        path = self.file("metrics.jsonl")
-        return path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            raise ConfigError(f"{path} cannot be read ({type(error).__name__}); delete it to train this run again") from None
 
 
 def run_name(spec: str, seed: int) -> str:

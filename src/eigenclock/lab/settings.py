@@ -20,7 +20,10 @@ DEFAULT_ENCODINGS = (
 
 
 def default_threads() -> int:
-    """Two, where the machine has them: the model is too small for more, and a fixed number keeps runs comparable."""
+    """OMP_NUM_THREADS where it is set, else two where there are two cores: the model is too small for more."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
     return max(1, min(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
 
 
@@ -39,8 +42,8 @@ class Settings:
     """Spec strings to compare, each one argument, such as rope or "rope(theta=500) * alibi"."""
     text: Path | None = None
     """A file to train on, as bytes (default: the English text that every CPython carries)."""
-    bin: tuple[Path, Path] | None = None
-    """Two files of uint16 tokens to train and to evaluate on, as nanoGPT writes them: train.bin val.bin."""
+    bin: tuple[Path, ...] = ()
+    """Two files of uint16 tokens to train and to evaluate on, as nanoGPT writes them: --bin train.bin val.bin."""
     steps: int = 600
     """Optimiser steps of every run."""
     batch: int = 16
@@ -102,13 +105,15 @@ class Settings:
             raise ConfigError(
                 f"--eval-tokens is {self.eval_tokens}; one window of 8 x --length needs {self.lengths[-1]}; raise it or shorten --length"
             )
-        if self.text is not None and self.bin is not None:
+        if len(self.bin) not in (0, 2):
+            raise ConfigError(f"--bin got {len(self.bin)} file(s); it takes two, to train and to evaluate on: --bin train.bin val.bin")
+        if self.text is not None and self.bin:
             raise ConfigError("got both --text and --bin; a comparison reads one corpus; leave one of them out")
         if not self.encodings:
             raise ConfigError("--encodings is empty; name at least one encoding, for example: --encodings nope rope")
         twice = sorted({name for name in self.encodings if self.encodings.count(name) > 1})
         if twice:
-            raise ConfigError(f"--encodings names {', '.join(map(repr, twice))} more than once; each is trained once per seed; name it once")
+            raise ConfigError(f"--encodings names {', '.join(map(repr, twice))} twice; each is trained once per seed; name it once")
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +125,7 @@ class Settings:
         values = dataclasses.asdict(self)
         values["encodings"] = list(self.encodings)
         values["text"] = None if self.text is None else str(self.text.absolute())
-        values["bin"] = None if self.bin is None else [str(path.absolute()) for path in self.bin]
+        values["bin"] = [str(path.absolute()) for path in self.bin]
         return values
 
     @classmethod
@@ -133,11 +138,11 @@ class Settings:
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(values, dict) or set(values) != known:
             odd = sorted(set(values) ^ known) if isinstance(values, dict) else [type(values).__name__]
-            raise ConfigError(f"these settings were written by another version (keys that differ: {', '.join(odd)}); start a new run folder")
+            raise ConfigError(f"these settings are of another version (keys that differ: {', '.join(odd)}); start a new run folder")
         values = dict(values)
         values["encodings"] = tuple(values["encodings"])
         values["text"] = None if values["text"] is None else Path(values["text"])
-        values["bin"] = None if values["bin"] is None else (Path(values["bin"][0]), Path(values["bin"][1]))
+        values["bin"] = tuple(map(Path, values["bin"]))
         return cls(**values)
 
     def differences(self, other: "Settings") -> list[str]:

@@ -23,11 +23,12 @@ LOG_EVERY = 50
 class Trained:
     """A run that reached its last step.
 
-    Units: ``step_seconds`` is the median over all steps; ``train_bits`` the mean loss since the last logged step, in
-    bits. ``diverged_at`` is the step whose loss was no longer finite, if any.
+    Units: ``seconds`` over all steps, ``step_seconds`` their median; ``train_bits`` the mean loss since the last logged
+    step, in bits. ``diverged_at`` is the step whose loss was no longer finite, if any.
     """
 
     model: SmallGPT
+    seconds: float
     step_seconds: float
     train_bits: float | None
     diverged_at: int | None
@@ -44,9 +45,7 @@ def optimiser(model: SmallGPT, lr: float) -> torch.optim.AdamW:
     matrices, others = [], []
     for weight in model.parameters():
         (matrices if weight.dim() == 2 and id(weight) not in position else others).append(weight)
-    return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.99)
-    )
+    return torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.99))
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
@@ -61,16 +60,14 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
 
 
-def train(
-    spec: str, seed: int, settings: Settings, corpus: Corpus, folder: RunFolder, on_step: Callable[[int, float], None]
-) -> Trained:
+def train(spec: str, seed: int, settings: Settings, corpus: Corpus, folder: RunFolder, on_step: Callable[[int, float], None]) -> Trained:
     """Trains from the last checkpoint, or from the start, to the last step.
 
     ``on_step(steps done, bits)`` is called after each step. When it raises KeyboardInterrupt the state is saved first.
 
     Raises:
         ConfigError: the checkpoint belongs to another model.
-        OSError: the run folder cannot be written; the checkpoint before is still whole.
+        EigenclockError: the run folder cannot be written; the checkpoint before is still whole.
     """
     run = run_name(spec, seed)
     model = build(spec, seed, settings, corpus.vocabulary)
@@ -83,7 +80,8 @@ def train(
             adam.load_state_dict(saved.pop("optimiser"))
             torch.set_rng_state(saved.pop("rng"))
         except (KeyError, RuntimeError, ValueError):
-            raise ConfigError(f"{folder.file(f'checkpoints/{run}.pt')} belongs to another model; delete it to train this run again") from None
+            path = folder.file(f"checkpoints/{run}.pt")
+            raise ConfigError(f"{path} belongs to another model; delete it to train this run again") from None
         state = saved
     folder.rewind(spec, seed, state["step"])
 
@@ -103,7 +101,7 @@ def train(
         bits = state["pending"][-1]
         last = state["step"] == settings.steps or state["diverged_at"] is not None
         if state["step"] % LOG_EVERY == 0 or last:
-            folder.append([_line(spec, seed, state, lr, settings)])
+            folder.append(_line(spec, seed, state, lr, settings))
             state["pending"] = [] if not last else state["pending"]
         if state["step"] % settings.save_every == 0 or last:
             save()
@@ -112,7 +110,7 @@ def train(
         except KeyboardInterrupt:
             save()
             raise
-    return Trained(model, _median(state["seconds"]), _mean(state["pending"]), state["diverged_at"])
+    return Trained(model, sum(state["seconds"]), _median(state["seconds"]), _mean(state["pending"]), state["diverged_at"])
 
 
 def one_step(model: SmallGPT, adam: torch.optim.Optimizer, corpus: Corpus, settings: Settings, seed: int, step: int, lr: float) -> float:

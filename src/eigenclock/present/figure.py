@@ -92,6 +92,26 @@ class Line:
         return {"label": self.label, "x": plain(self.x), "y": plain(self.y), "low": plain(self.low), "high": plain(self.high)}
 
 
+def _scale(axes: "Axes", which: str, values: Sequence[float], log: bool) -> None:
+    """Set one axis: logarithmic where asked for and possible, with ticks that are plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    finite = [v for v in values if math.isfinite(v)]
+    positive = [v for v in finite if v > 0]
+    # A logarithm of nothing positive would leave the axes empty; a linear scale shows what there is.
+    if log and positive:
+        axes.set(**{f"{which}scale": "log"})
+        low, high = min(positive), max(positive)
+        # Lengths double; frequencies run over decades, unless there is not even one and a half of them.
+        twos = high <= 30 * low or (low >= 1 and high <= 2**8 * low)
+        axis.set_major_locator(LogLocator(base=2 if twos else 10, numticks=9))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    elif which == "x" and finite and all(v == round(v) for v in finite):
+        axis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True))
+
+
 @dataclass(frozen=True)
 class Panel:
     """One pair of axes with several lines, and upright marks ``(x, text)`` such as the training length.
@@ -126,16 +146,19 @@ class Panel:
             axes.plot(line.x, line.y, linestyle=dash, marker=marker, **look)
             if line.low is not None and line.high is not None:
                 axes.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.18, linewidth=0)
-        # A logarithm of nothing positive leaves empty axes; say so with a linear scale instead.
-        if self.log_x and any(x > 0 for line in self.lines for x in line.x):
-            axes.set_xscale("log")
-        if self.log_y and any(y > 0 for line in self.lines for y in line.y):
-            axes.set_yscale("log")
+        for which, log in (("x", self.log_x), ("y", self.log_y)):
+            _scale(axes, which, [v for line in self.lines for v in getattr(line, which)], log)
         for x, text in self.marks:
             axes.axvline(x, color="#808080", linewidth=0.9, linestyle=(0, (2, 2)))
-            axes.annotate(text, (x, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -9), textcoords="offset points", fontsize=8)
-        axes.set(xlabel=self.x_label, ylabel=self.y_label, title=self.title)
-        axes.minorticks_off()
+            above: Any = {"xycoords": ("data", "axes fraction"), "xytext": (0, 3), "textcoords": "offset points"}
+            axes.annotate(text, (x, 1.0), **above, ha="center", fontsize=8)
+        axes.set(xlabel=self.x_label, ylabel=self.y_label)
+        axes.set_title(self.title, pad=18 if self.marks else 6)
+        # Beside the axes there is room for many names; within them for a few.
+        if len(self.lines) > 3:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        elif len(self.lines) > 1 or (self.lines and self.lines[0].label and not self.title):
+            axes.legend(loc="best")
 
 
 @dataclass(frozen=True)
@@ -158,7 +181,7 @@ class Figure:
     alt: str = ""
     note: str = ""
     columns: int = 2
-    panel_size: tuple[float, float] = (5.6, 3.4)
+    panel_size: tuple[float, float] = (6.0, 3.5)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "panels", tuple(self.panels))
@@ -179,14 +202,13 @@ class Figure:
         number = {label: k for k, label in enumerate(labels)}
         width, height = self.panel_size
         out = BytesIO()
-        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_STYLE, "figure.facecolor": paper, "savefig.facecolor": paper}):
+        style: Any = {**matplotlib.rcParamsDefault, **_STYLE, "figure.facecolor": paper, "savefig.facecolor": paper}
+        with matplotlib.rc_context(style):
             canvas = Canvas(figsize=(width * columns, height * rows), layout="constrained")
             FigureCanvasAgg(canvas)
             grid = canvas.subplots(rows, columns, squeeze=False).ravel()
             for panel, axes in zip(self.panels, grid, strict=False):
                 panel.draw(axes, number)
-                if len(panel.lines) > 1 or (panel.lines and panel.lines[0].label and not panel.title):
-                    axes.legend(loc="best", ncols=1 if len(panel.lines) < 6 else 2)
             for axes in grid[len(self.panels) :]:
                 axes.set_visible(False)
             metadata = {"Date": None, "Creator": None, "Type": None, "Format": None} if form == "svg" else {"Software": None}
@@ -210,7 +232,7 @@ class Figure:
         svg = re.sub(r"^<\?xml.*?\?>\s*", "", self.svg().decode("utf-8"), flags=re.DOTALL).strip()
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(self.alt or self.title)}" ', 1)
         title = f"<strong>{html.escape(self.title)}</strong>" if self.title else ""
-        caption = " ".join(part for part in (title, html.escape(self.note)) if part)
+        caption = "<br>".join(part for part in (title, html.escape(self.note)) if part)
         return f"<figure>{svg}" + (f"<figcaption>{caption}</figcaption>" if caption else "") + "</figure>"
 
     def to_dict(self) -> dict[str, object]:

@@ -20,10 +20,10 @@ _GAPS = ("", "-")
 
 def _plain(cell: object) -> Cell:
     """A number of NumPy or a tensor of one element as a Python number, so that it prints and goes into JSON."""
-    if cell is None or isinstance(cell, str | int | float):
-        return cell
-    item = getattr(cell, "item", None)
-    return item() if callable(item) else str(cell)
+    if cell is not None and not isinstance(cell, str | int | float):
+        item = getattr(cell, "item", None)
+        cell = item() if callable(item) else cell
+    return cell if cell is None or isinstance(cell, str | int | float) else str(cell)
 
 
 def cell_text(cell: Cell) -> str:

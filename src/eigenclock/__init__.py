@@ -1,0 +1,36 @@
+"""eigenclock: every positional encoding of attention is a generator and a clock."""
+
+from eigenclock.clocks import CLOCKS as CLOCKS
+from eigenclock.clocks import Documents as Documents
+from eigenclock.clocks import Index as Index
+from eigenclock.clocks import Timestamps as Timestamps
+from eigenclock.encodings import ENCODINGS as ENCODINGS
+from eigenclock.encodings import Encoding as Encoding
+from eigenclock.encodings import alibi as alibi
+from eigenclock.encodings import damped_rope as damped_rope
+from eigenclock.encodings import decay as decay
+from eigenclock.encodings import decay_bias as decay_bias
+from eigenclock.encodings import encoding as encoding
+from eigenclock.encodings import nope as nope
+from eigenclock.encodings import rope as rope
+from eigenclock.encodings import two_sided as two_sided
+from eigenclock.attention import BACKENDS as BACKENDS
+from eigenclock.attention import Explanation as Explanation
+from eigenclock.attention import attention as attention
+from eigenclock.attention import explain as explain
+from eigenclock.attention import scores as scores
+from eigenclock.errors import AxiomError as AxiomError
+from eigenclock.errors import ClockError as ClockError
+from eigenclock.errors import ConfigError as ConfigError
+from eigenclock.errors import EigenclockError as EigenclockError
+from eigenclock.errors import GrowthError as GrowthError
+from eigenclock.errors import ShapeError as ShapeError
+from eigenclock.errors import UnknownNameError as UnknownNameError
+from eigenclock.errors import UnsupportedError as UnsupportedError
+from eigenclock.schedules import SCHEDULES as SCHEDULES
+from eigenclock.schedules import alibi_slopes as alibi_slopes
+from eigenclock.schedules import geometric as geometric
+from eigenclock.schedules import half_lives as half_lives
+from eigenclock.theory import GENERATORS as GENERATORS
+from eigenclock.theory import Generator as Generator
+from eigenclock.theory import JordanForm as JordanForm

@@ -1,0 +1,163 @@
+"""The tiled backend: everything that decays, shears, is biased or masked, on tiles with a reference time each."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eigenclock.attention.capability import Backend
+from eigenclock.attention.lower import Lowered, lower
+from eigenclock.attention.masks import dense_visible
+from eigenclock.attention.problem import Problem
+from eigenclock.attention.tiled_op import tiled
+from eigenclock.attention.times import smooth
+
+
+def _refuses(problem: Problem) -> str | None:
+    if problem.two_sided and (problem.split.nilpotent is not None or problem.other_lifts):
+        return "a two-sided encoding carries decays, rotations and linear biases only"
+    if problem.split.nilpotent is not None and problem.q.dtype in (torch.float16, torch.bfloat16):
+        return "Jordan blocks on content act in float32 or better"
+    return None
+
+
+def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    dtype, width = problem.q.dtype, problem.v.shape[-1]
+    if dtype in (torch.float16, torch.bfloat16) and torch.is_grad_enabled() and any(turn.freq.requires_grad for turn in problem.split.turns):
+        # The gradient of a frequency sums time * (gradient of the angle): 16-bit gradients would drown it.
+        problem = replace(problem, q=problem.q.float(), k=problem.k.float(), v=problem.v.float())
+    low = lower(problem)
+    q, k, v = low.q, low.k, problem.v
+    d = max(q.shape[-1], width)
+    q, k, v = (F.pad(x, (0, d - x.shape[-1])) if x.shape[-1] < d else x for x in (q, k, v))
+    low = _widen(replace(low, q=q, k=k), d)
+    h, g = q.shape[1], k.shape[1]
+    learned_bias = low.slope is not None and torch.is_grad_enabled() and (low.slope.requires_grad or problem.key_times.requires_grad)
+    if g != h and (learned_bias or (low.slope is not None and problem.key_times.shape[1] not in (1, g))):
+        low = replace(low, k=low.k.repeat_interleave(h // g, 1))
+        v = v.repeat_interleave(h // g, 1)
+        low = replace(low, **{n: x.repeat_interleave(h // g, 0) for n in ("rate", "nilpotent") if (x := getattr(low, n)) is not None and x.shape[0] == g > 1})
+    out, lse = _cross(problem, low, v) if problem.cross else _self(problem, low, v)
+    return out[..., :width].to(dtype), lse if problem.want_lse else None
+
+
+def _widen(low: Lowered, d: int) -> Lowered:
+    """Rates and shears for the columns added where values are wider than keys: those columns are zero."""
+    old = low.nilpotent.shape[-1] if low.nilpotent is not None else None
+    rate, nilpotent = low.rate, low.nilpotent
+    if rate is not None and d % rate.shape[-1]:
+        rate = F.pad(rate, (0, d - rate.shape[-1]))
+    elif rate is not None and rate.shape[-1] > 1 and low.width is not None and low.width != d:
+        rate = F.pad(rate.repeat(1, low.width // rate.shape[-1]), (0, d - low.width))
+    if nilpotent is not None and old != d:
+        nilpotent = F.pad(nilpotent, (0, d - nilpotent.shape[-1], 0, d - nilpotent.shape[-1]))
+    return replace(low, rate=rate, nilpotent=nilpotent)
+
+
+def _call(plan: str, window: int, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, **masks: Tensor | None) -> tuple[Tensor, Tensor]:
+    return tiled(
+        plan, window, problem.scale, low.order, low.q, low.k, v, query_times[..., None], key_times[..., None], low.rate, low.nilpotent, low.slope,
+        masks.get("documents"), masks.get("key_mask"), masks.get("allowed"),
+    )  # fmt: skip
+
+
+def _self(problem: Problem, low: Lowered, v: Tensor) -> tuple[Tensor, Tensor]:
+    times = smooth(problem.key_times, problem.documents, problem.key_mask) if problem.ordered else problem.key_times
+    allowed = problem.allowed
+    if problem.span is not None:
+        near = (problem.query_times[..., :, None] - problem.key_times[..., None, :]) < problem.span
+        allowed = near if allowed is None else allowed & near
+    masks = {"documents": problem.documents, "key_mask": problem.key_mask, "allowed": allowed}
+    if problem.causal:
+        return _call("square", problem.window or 0, problem, low, v, times, times, **masks)
+    if not problem.two_sided or not problem.ordered:
+        seen = None if problem.documents is None else dense_visible(problem)
+        return _call("whole", 0, problem, low, v, times, times, **(masks if seen is None else {"allowed": seen}))
+    past = _call("square", 0, problem, low, v, times, times, **masks)
+    # The future: both axes reversed, shifted by one so that the diagonal is not seen twice.
+    flip = {n: None if x is None else x.flip(-1) for n, x in masks.items()}
+    if allowed is not None:
+        flip["allowed"] = allowed.flip(-1, -2) if allowed.shape[2] > 1 else allowed.flip(-1)
+    reversed_times = -times.flip(-1)
+    future_low = replace(low, q=low.q.flip(2)[:, :, 1:], k=low.k.flip(2)[:, :, :-1])
+    documents, key_mask, block = flip["documents"], flip["key_mask"], flip["allowed"]
+    if documents is not None:  # one query and its key differ by one token now: visibility pair by pair
+        pairs = (documents[:, 1:, None] == documents[:, None, :-1]).unsqueeze(1)
+        block = pairs if block is None else pairs & (block[:, :, 1:, :-1] if block.shape[2] > 1 else block[..., :-1])
+    elif block is not None:
+        block = block[:, :, 1:, :-1] if block.shape[2] > 1 else block[..., :-1]
+    out, lse = _call(
+        "square", 0, problem, future_low, v.flip(2)[:, :, :-1], reversed_times[..., 1:], reversed_times[..., :-1],
+        key_mask=None if key_mask is None else key_mask[..., :-1], allowed=block,
+    )  # fmt: skip
+    out, lse = F.pad(out.flip(2), (0, 0, 0, 1)), F.pad(lse.flip(2), (0, 1), value=-torch.inf)
+    return _merge(past, (out, lse))
+
+
+def _merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two partial softmaxes over different keys as one, differentiably."""
+    lse = torch.logaddexp(a[1], b[1])
+    weights = [(part[1] - lse.masked_fill(lse == -torch.inf, 0.0)).exp()[..., None] for part in (a, b)]
+    return a[0] * weights[0] + b[0] * weights[1], lse
+
+
+def _cross(problem: Problem, low: Lowered, v: Tensor) -> tuple[Tensor, Tensor]:
+    query_times, key_times = problem.query_times, problem.key_times
+    allowed = problem.allowed
+    if problem.window is not None or problem.span is not None:
+        allowed = dense_visible(problem)
+    if not problem.causal:
+        return _call("whole", 0, problem, low, v, query_times, key_times, key_mask=problem.key_mask, allowed=allowed)
+    if problem.key_mask is not None and problem.ordered:  # padding may hold any time: it must not stretch the span of the keys
+        first = torch.where(problem.key_mask[:, None], key_times, torch.inf).amin(-1, keepdim=True)
+        first = torch.where(torch.isfinite(first), first, 0.0)
+        key_times = torch.where(problem.key_mask[:, None], key_times, first)
+    q, query_times, query_order = _sorted(low.q, query_times)
+    k, sorted_keys, key_order = _sorted(low.k, key_times)
+    if key_order is not None:
+        v = _gather(v, key_order)
+    if allowed is not None:
+        allowed = _gather_block(allowed, query_order, key_order)
+    key_mask = problem.key_mask
+    if key_mask is not None and key_order is not None:
+        if key_order.shape[1] > 1:
+            allowed = _and_block(allowed, key_mask[:, None, None, :].expand(-1, key_order.shape[1], 1, -1).gather(-1, key_order.unsqueeze(2).expand(key_mask.shape[0], -1, 1, -1)))
+            key_mask = None
+        else:
+            key_mask = key_mask.expand(key_order.shape[0], -1).gather(-1, key_order[:, 0].expand(max(key_order.shape[0], key_mask.shape[0]), -1)) if key_order.shape[0] > 1 else key_mask[:, key_order[0, 0]]
+    out, lse = _call("staircase", 0, problem, replace(low, q=q, k=k), v, query_times, sorted_keys, key_mask=key_mask, allowed=allowed)
+    if query_order is not None:
+        back = query_order.argsort(-1)
+        out, lse = _gather(out, back), _gather(lse[..., None], back)[..., 0]
+    return out, lse
+
+
+def _sorted(x: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x and times in order of time, and the order; as they are where they are in order already."""
+    if times.shape[-1] < 2 or (not torch.compiler.is_compiling() and bool((times.detach().diff(dim=-1) >= 0).all())):
+        return x, times, None
+    order = times.detach().argsort(dim=-1, stable=True)
+    return _gather(x, order), times.gather(-1, order), order
+
+
+def _gather(x: Tensor, order: Tensor) -> Tensor:
+    """Axis 2 of (B, X, T, D) in the order given, (B|1, X|1, T)."""
+    return x.gather(2, order[..., None].expand(*x.shape[:2], -1, x.shape[-1]))
+
+
+def _gather_block(block: Tensor, query_order: Tensor | None, key_order: Tensor | None) -> Tensor:
+    if query_order is not None and block.shape[2] > 1:
+        shape = torch.broadcast_shapes(block.shape[:2], query_order.shape[:2])
+        block = block.expand(*shape, *block.shape[2:]).gather(2, query_order[..., None].expand(*shape, -1, block.shape[-1]))
+    if key_order is not None:
+        shape = torch.broadcast_shapes(block.shape[:2], key_order.shape[:2])
+        block = block.expand(*shape, *block.shape[2:]).gather(3, key_order[:, :, None].expand(*shape, block.shape[2], -1))
+    return block
+
+
+def _and_block(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b
+
+
+backend = Backend("tiles with a reference time each, partial softmaxes merged", _refuses, _run)

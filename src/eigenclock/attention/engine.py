@@ -1,0 +1,266 @@
+"""Walks a plan of tiles: forward merges partial softmaxes, backward gives each tile the final output and log-sum-exp."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eigenclock.attention import ops, scaling
+from eigenclock.attention.job import Job, fold, take, unfold
+from eigenclock.attention.visibility import additive, visible
+from eigenclock.theory.tiles import EXPONENT_BOUND, LEAVES, Tile
+
+EXTRA = 8
+"""Columns appended in the backward where a bias or the log-sum-exp has a gradient (a multiple of 8 keeps the kernel fast)."""
+
+
+@dataclass
+class _Prepared:
+    """One tile, ready for the kernel: both sides acted on, the bias, and what must be undone afterwards."""
+
+    query: scaling.Side
+    key: scaling.Side
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    rows: Tensor | None  # (B|1, X|1, outer, count, L) rows that count, None for all
+    row_term: Tensor | None  # what the key term left out of the logits of each row, (B|1, H, outer, count, L)
+    pad: int  # rows put in front of a flipped tile so that it is a causal square
+
+    @property
+    def causal(self) -> bool:
+        return self.kind in ("causal", "flip")
+
+    kind: str = "full"
+
+
+def hot_leaves(job: Job, tile: Tile) -> Tensor | None:
+    """Leaves whose exponents break the bound, (batch * outer * count,) True where split further; None where there are none.
+
+    Never a global leaf size from a data maximum: one busy row or one huge gap must not slow down the rest.
+    """
+    if tile.kind != "causal" or job.rate is None or tile.queries == 1 or job.leaf + 1 >= len(LEAVES):
+        return None
+    times = take(job.key_times, tile.key, tile.keys, tile)
+    last = torch.maximum(times[..., -1:, :], take(job.query_times, tile.query, tile.queries, tile)[..., -1:, :])
+    reach = torch.maximum(times[..., tile.keys // 2, :] - times[..., 0, :], last[..., 0, :] - times[..., tile.keys // 2, :])
+    rate = job.rate.double()[:, None, None]
+    hot = ((reach * rate).amax(-1) > EXPONENT_BOUND).any(1)  # over heads
+    hot = hot.expand(job.q.shape[0], *hot.shape[1:]).flatten()
+    return hot if bool(hot.any()) else None
+
+
+def _prepare(job: Job, tile: Tile, clamp: bool) -> _Prepared:
+    c = scaling.reference(job, tile)
+    query, key = scaling.side(job, tile, c, True, clamp), scaling.side(job, tile, c, False, clamp)
+    dtype = job.q.dtype
+    if dtype == torch.float16 and tile.kind in ("causal", "ragged") and job.rate is not None:
+        dtype = torch.float32  # a leaf's factors reach exp(60), float16 ends at exp(11)
+    q, k = scaling.apply(job, query, dtype), scaling.apply(job, key, dtype)
+    v = fold(take(job.v, tile.key, tile.keys, tile)).to(dtype)
+    seen = visible(job, tile)
+    key_term = row_term = None
+    if job.slope is not None:
+        slope = job.slope.double()[:, None, None, None]
+        key_term = slope * (take(job.key_times[..., 0], tile.key, tile.keys, tile) - c[..., 0])
+        row_term = (slope * (take(job.query_times[..., 0], tile.query, tile.queries, tile) - c[..., 0])).to(job.accumulate)
+        key_term = key_term.unsqueeze(-2)
+    bias = additive(seen.keys, key_term, ops.bias_dtype(dtype))
+    if bias is not None:
+        bias = bias.expand(job.q.shape[0], *bias.shape[1:]).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    pad = 0
+    if tile.kind == "flip":
+        pad = tile.keys - tile.queries
+        q, k, v = _flip(q, pad), k.flip(-2), v.flip(-2)
+        if bias is not None:
+            bias = bias.flip(-1) if bias.shape[-2] == 1 else F.pad(bias.flip(-1, -2), (0, 0, pad, 0))
+    return _Prepared(query, key, q, k, v, bias, seen.rows, row_term, pad, tile.kind)
+
+
+def _flip(x: Tensor, pad: int, fill: float = 0.0) -> Tensor:
+    """Rows in reverse, after ``pad`` rows of ``fill``."""
+    x = x.flip(-2)
+    return F.pad(x, (0, 0, pad, 0), value=fill) if pad else x
+
+
+# --- forward -----------------------------------------------------------------------------------------------------------------------
+
+
+def forward(job: Job) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, D) in the dtype of q and log-sum-exp (B, H, T); rows that see nothing give zeros and -inf."""
+    b, h, t, d = job.q.shape
+    out = torch.zeros(b, h, t, d, dtype=job.accumulate, device=job.q.device)
+    lse = torch.full((b, h, t), -math.inf, dtype=job.accumulate, device=job.q.device)
+    for tile in job.tiles:
+        out_view, lse_view = take(out, tile.query, tile.queries, tile), take(lse, tile.query, tile.queries, tile)
+        hot = hot_leaves(job, tile)
+        if hot is None or not bool(hot.all()):
+            part, part_lse = _forward_tile(job, tile, hot is not None)
+            if tile.kind == "causal":  # leaves come first and touch every row once
+                out_view.copy_(part)
+                lse_view.copy_(part_lse)
+            else:
+                merge(out_view, lse_view, part, part_lse)
+        if hot is not None:
+            chosen = hot.nonzero().squeeze(1)
+            inner, inner_lse = forward(job.leaves(tile, chosen))
+            out_view.permute(0, 2, 3, 1, 4, 5)[_split_index(chosen, tile)] = inner.to(out.dtype)
+            lse_view.permute(0, 2, 3, 1, 4)[_split_index(chosen, tile)] = inner_lse
+    return out.to(job.q.dtype), lse
+
+
+def _split_index(chosen: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+    leaves = tile.outer * tile.count
+    return chosen // leaves, chosen % leaves // tile.count, chosen % tile.count
+
+
+def _forward_tile(job: Job, tile: Tile, clamp: bool) -> tuple[Tensor, Tensor]:
+    p = _prepare(job, tile, clamp)
+    part, part_lse = ops.forward(p.q, p.k, p.v, p.causal, p.bias, job.scale)
+    if p.kind == "flip":
+        part, part_lse = part[..., p.pad :, :].flip(-2), part_lse[..., p.pad :].flip(-1)
+    batch = job.q.shape[0]
+    part, part_lse = unfold(part, batch, tile), unfold(part_lse, batch, tile)
+    if p.row_term is not None:
+        part_lse = part_lse - p.row_term
+    if p.rows is not None:
+        part_lse = part_lse.masked_fill(~p.rows, -math.inf)
+        part = part.masked_fill(~p.rows[..., None], 0.0)
+    return part, part_lse
+
+
+def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Merge a partial softmax into ``out`` and ``lse`` in place: out = (1 - w) out + w part with w = sigmoid(part_lse - lse)."""
+    part_lse = part_lse.to(lse.dtype)
+    dead = (part_lse == -math.inf) & (lse == -math.inf)
+    weight = torch.sigmoid(part_lse - lse).masked_fill(dead, 0.0)  # -inf minus -inf is NaN
+    out.lerp_(part.to(out.dtype), weight[..., None])
+    lse.copy_(torch.logaddexp(lse, part_lse))
+
+
+# --- backward ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Gradients:
+    """Accumulators in float32 or better; the small ones are None where nobody asked."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rate: Tensor | None = None  # (rows of rate, R)
+    nilpotent: Tensor | None = None
+    slope: Tensor | None = None  # (H,)
+    key_bias: Tensor | None = None  # (B, H, S): gradient of the key term
+    row_bias: Tensor | None = None  # (B, H, T): row sums of the logits' gradient
+
+
+def backward(job: Job, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None, small: bool) -> Gradients:
+    """Gradients of a job given its final out and lse. ``small``: also those of rates, shears, slopes and bias terms."""
+    acc = job.accumulate
+
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(*size, dtype=acc, device=job.q.device)
+
+    grads = Gradients(zeros(*job.q.shape), zeros(*job.k.shape), zeros(*job.v.shape))
+    if small:
+        grads.rate = None if job.rate is None else zeros(*job.rate.shape)
+        grads.nilpotent = None if job.nilpotent is None else zeros(*job.nilpotent.shape)
+        if job.slope is not None:
+            b, h, t, _ = job.q.shape
+            grads.slope, grads.key_bias, grads.row_bias = zeros(h), zeros(b, h, job.k.shape[2]), zeros(b, h, t)
+    for tile in job.tiles:
+        hot = hot_leaves(job, tile)
+        if hot is None or not bool(hot.all()):
+            _backward_tile(job, tile, hot, g, out, lse, g_lse, grads)
+        if hot is not None:
+            chosen = hot.nonzero().squeeze(1)
+            _backward_hot(job, tile, chosen, g, out, lse, g_lse, grads, small)
+    return grads
+
+
+def _backward_hot(job: Job, tile: Tile, chosen: Tensor, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None, grads: Gradients, small: bool) -> None:
+    index = _split_index(chosen, tile)
+
+    def pick(x: Tensor) -> Tensor:
+        view = take(x, tile.query, tile.queries, tile)
+        return view.permute(0, 2, 3, 1, *range(4, view.ndim))[index]
+
+    inner = backward(job.leaves(tile, chosen), pick(g), pick(out), pick(lse), None if g_lse is None else pick(g_lse), small)
+    ranges = {"q": (tile.query, tile.queries), "row_bias": (tile.query, tile.queries)}
+    for name in ("q", "k", "v", "key_bias", "row_bias"):
+        total, part = getattr(grads, name), getattr(inner, name)
+        if total is not None and part is not None:
+            view = take(total, *ranges.get(name, (tile.key, tile.keys)), tile)
+            view = view.permute(0, 2, 3, 1, *range(4, view.ndim))
+            view[index] = view[index] + part  # each leaf is chosen once
+    for name in ("rate", "nilpotent", "slope"):
+        total, part = getattr(grads, name), getattr(inner, name)
+        if total is not None and part is not None:
+            total += part
+
+
+def _backward_tile(job: Job, tile: Tile, hot: Tensor | None, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None, grads: Gradients) -> None:
+    p = _prepare(job, tile, hot is not None)
+    batch, _, _, d = job.q.shape
+    dtype = p.q.dtype
+    tile_lse = take(lse, tile.query, tile.queries, tile)
+    if p.row_term is not None:
+        tile_lse = tile_lse + p.row_term
+    dead = tile_lse == -math.inf if p.rows is None else (tile_lse == -math.inf) | ~p.rows
+    if hot is not None:
+        dead = dead | hot.view(batch, 1, tile.outer, tile.count, 1)
+    tile_lse = fold(tile_lse.masked_fill(dead, math.inf)).contiguous()
+    tile_g, tile_out = fold(take(g, tile.query, tile.queries, tile)).to(dtype), fold(take(out, tile.query, tile.queries, tile)).to(dtype)
+    q, k, v = p.q, p.k, p.v
+    extra = grads.key_bias is not None or g_lse is not None
+    if p.kind == "flip":
+        tile_g, tile_out = _flip(tile_g, p.pad), _flip(tile_out, p.pad)
+        tile_lse = _flip(tile_lse[..., None], p.pad, math.inf)[..., 0]
+    if extra:
+        q, k, v, tile_g, tile_out = (F.pad(x, (0, EXTRA)) for x in (q, k, v, tile_g, tile_out))
+        # Two coordinates whose products are zero: their gradients are the column and the row sums of the logits' gradient.
+        q[..., d] = 1 / job.scale
+        k[..., d + 1] = 1 / job.scale
+        if g_lse is not None:  # the kernel subtracts sum(g * out) from the gradient of the weights; this adds g_lse to it
+            mine = fold(take(g_lse, tile.query, tile.queries, tile)).to(dtype)
+            tile_g[..., d + 2] = -(_flip(mine[..., None], p.pad)[..., 0] if p.kind == "flip" else mine)
+            tile_out[..., d + 2] = 1.0
+    dq, dk, dv = ops.backward(tile_g, q, k, v, tile_out, tile_lse, p.causal, p.bias, job.scale)
+    if p.kind == "flip":
+        dq, dk, dv = dq[..., p.pad :, :].flip(-2), dk.flip(-2), dv.flip(-2)
+    dq, dk, dv = (unfold(x, batch, tile) for x in (dq, dk, dv))
+    if extra:
+        if grads.key_bias is not None and grads.row_bias is not None and grads.slope is not None:
+            _bias_gradients(job, tile, p, dk[..., d].to(job.accumulate), dq[..., d + 1].to(job.accumulate), grads)
+        dq, dk, dv = dq[..., :d], dk[..., :d], dv[..., :d]
+    if grads.rate is not None:
+        for s, acted, part in ((p.query, p.q, dq), (p.key, p.k, dk)):
+            if p.kind == "flip":
+                acted = acted[..., p.pad if s.is_query else 0 :, :].flip(-2)
+            _add_rows(grads.rate, scaling.rate_gradient(s, unfold(acted, batch, tile), part))
+    if grads.nilpotent is not None:
+        for s, part in ((p.query, dq), (p.key, dk)):
+            _add_rows(grads.nilpotent, scaling.nilpotent_gradient(job, s, part))
+    take(grads.q, tile.query, tile.queries, tile).add_(scaling.pull_back(job, p.query, dq))
+    take(grads.k, tile.key, tile.keys, tile).add_(scaling.pull_back(job, p.key, dk))
+    take(grads.v, tile.key, tile.keys, tile).add_(dv)
+
+
+def _bias_gradients(job: Job, tile: Tile, p: _Prepared, columns: Tensor, rows: Tensor, grads: Gradients) -> None:
+    """Key and row sums of the logits' gradient; the slope's share is summed around the tile's reference."""
+    assert grads.key_bias is not None and grads.row_bias is not None and grads.slope is not None
+    if columns.shape[1] != rows.shape[1]:
+        raise AssertionError("bias gradients need one key head per query head; the backend repeats the keys")
+    take(grads.key_bias, tile.key, tile.keys, tile).add_(columns)
+    take(grads.row_bias, tile.query, tile.queries, tile).add_(rows)
+    grads.slope -= (rows * p.query.lag[..., 0]).sum((0, 2, 3, 4)) + (columns * p.key.lag[..., 0]).sum((0, 2, 3, 4))
+
+
+def _add_rows(total: Tensor, part: Tensor) -> None:
+    """Add per-head gradients to parameters that may be shared by groups of heads or by all."""
+    rows = total.shape[0]
+    total += part.unflatten(0, (rows, -1)).sum(1) if part.shape[0] >= rows else part.expand_as(total)

@@ -1,0 +1,99 @@
+"""What the tile engine works on: plain tensors, and views of them tile by tile."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from eigenclock.theory.tiles import LEAVES, Tile, square
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attention call, lowered: everything that turns has been turned; what is left decays, shears or adds a bias.
+
+    q (B, H, T, D), k and v (B, G, S, D), equal widths. query_times and key_times (B|1, H|1, T, W) float64, nondecreasing, W one clock
+    or one per column of rate. rate (heads, R) >= 0 with R dividing D: channel c decays with column c % R. nilpotent (heads, D, D).
+    slope (H,): the logit gets -slope (t - s). documents (B|1, T): run numbers. key_mask (B|1, S) and allowed (B|1, H|1, T|1, S): True
+    may attend. ``tiles`` is the plan; ``leaf`` the index of its leaf size in LEAVES.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    query_times: Tensor
+    key_times: Tensor
+    scale: float
+    tiles: tuple[Tile, ...]
+    rate: Tensor | None = None
+    nilpotent: Tensor | None = None
+    order: int = 1
+    slope: Tensor | None = None
+    documents: Tensor | None = None
+    key_mask: Tensor | None = None
+    allowed: Tensor | None = None
+    leaf: int = 0
+
+    @property
+    def accumulate(self) -> torch.dtype:
+        """Partial results are merged in float32, float64 for float64."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    def per_head(self, parameter: Tensor, heads: int) -> Tensor:
+        """A parameter (1|G|H, ...) with as many rows as a side has heads (or one)."""
+        rows = parameter.shape[0]
+        return parameter if rows in (1, heads) else parameter.repeat_interleave(heads // rows, 0)
+
+    def leaves(self, tile: Tile, chosen: Tensor) -> "Job":
+        """The chosen leaves (indices into batch x outer x count) of a causal tile as a batch of short sequences of their own."""
+        batch = self.q.shape[0]
+
+        def pick(x: Tensor, start: int) -> Tensor:
+            part = take(x, start, tile.queries, tile)
+            part = part.expand(batch, *part.shape[1:]).permute(0, 2, 3, 1, *range(4, part.ndim))
+            return part.flatten(0, 2)[chosen]
+
+        def pick_rows(x: Tensor | None) -> Tensor | None:
+            return None if x is None else pick(x.unsqueeze(1), tile.key).squeeze(1)
+
+        allowed = self.allowed
+        if allowed is not None:
+            part = take_block(allowed, tile)
+            allowed = part.expand(batch, *part.shape[1:]).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)[chosen]
+
+        return replace(
+            self,
+            q=pick(self.q, tile.query), k=pick(self.k, tile.key), v=pick(self.v, tile.key),
+            query_times=pick(self.query_times, tile.query), key_times=pick(self.key_times, tile.key),
+            documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
+            tiles=tuple(square(tile.queries, LEAVES[self.leaf + 1])), leaf=self.leaf + 1,
+        )  # fmt: skip
+
+
+def take(x: Tensor, start: int, length: int, tile: Tile) -> Tensor:
+    """The tile's ranges of axis 2 as a view: (B, X, T, ...) -> (B, X, outer, count, length, ...)."""
+    s = x.stride()
+    size = (x.shape[0], x.shape[1], tile.outer, tile.count, length, *x.shape[3:])
+    return x.as_strided(size, (s[0], s[1], tile.outer_stride * s[2], tile.stride * s[2], s[2], *s[3:]), x.storage_offset() + start * s[2])
+
+
+def take_block(x: Tensor, tile: Tile) -> Tensor:
+    """The tile's blocks of a (B, X, T|1, S) mask as a view (B, X, outer, count, queries|1, keys)."""
+    b, h, row, column = x.stride()
+    rows = tile.queries
+    if x.shape[2] == 1:
+        row, rows = 0, 1
+    size = (x.shape[0], x.shape[1], tile.outer, tile.count, rows, tile.keys)
+    both = row + column
+    return x.as_strided(size, (b, h, tile.outer_stride * both, tile.stride * both, row, column), x.storage_offset() + tile.query * row + tile.key * column)
+
+
+def fold(x: Tensor) -> Tensor:
+    """(B, X, outer, count, L, ...) as the (N, X, L, ...) a kernel takes."""
+    return x.permute(0, 2, 3, 1, *range(4, x.ndim)).flatten(0, 2)
+
+
+def unfold(x: Tensor, batch: int, tile: Tile) -> Tensor:
+    """The inverse of :func:`fold`, as a view."""
+    x = x.unflatten(0, (batch, tile.outer, tile.count))
+    return x.permute(0, 3, 1, 2, *range(4, x.ndim))

@@ -1,0 +1,77 @@
+"""Lowering: from a checked problem to turned queries and keys and the parts that still need a reference time."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from eigenclock.attention.problem import Problem
+from eigenclock.attention.rotate import rotate
+from eigenclock.theory import Split
+from eigenclock.theory.split import side_by_side
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Turned queries and keys, and what is left of L: rate, nilpotent part and slope (see Split and Problem)."""
+
+    q: Tensor
+    k: Tensor
+    rate: Tensor | None  # (rows, R)
+    nilpotent: Tensor | None  # (rows, D, D)
+    order: int
+    slope: Tensor | None
+    width: int | None = None  # of q and k before any padding
+
+
+def lower(problem: Problem, repeat_keys: bool = False) -> Lowered:
+    """Apply the basis and the rotations once; append the coordinates of lifts that are no linear bias."""
+    split, q, k = problem.split, problem.q, problem.k
+    query_times, key_times = problem.query_times, problem.key_times
+    if problem.other_lifts:
+        q, k, split = _append(problem, q, k, split)
+    if split.basis is not None and split.inverse is not None:
+        q = _map(q, split.basis)
+        k = _map(k, split.inverse.mT)
+    halves = len(split.turns) == 1 and split.turns[0].width == q.shape[-1] and split.turns[0].pairing == "interleaved" and _pairwise(split)
+    for turn in split.turns:
+        q = rotate(q, query_times, _per_query_head(turn, q.shape[1]), halves)
+        k = rotate(k, key_times, turn, halves)
+    rate = split.rate if split.rate is None or split.rate.ndim == 2 else split.rate[None]
+    if halves and rate is not None and rate.shape[-1] > 1:
+        rate = rate[..., ::2]  # both channels of a pair decay alike (else they would not commute): one column per pair
+    nilpotent = split.nilpotent if split.nilpotent is None or split.nilpotent.ndim == 3 else split.nilpotent[None]
+    return Lowered(q, k, rate, nilpotent, split.order, problem.slope, q.shape[-1])
+
+
+def _pairwise(split: Split) -> bool:
+    """Whether interleaved pairs may be written as halves: something decays, and nothing else refers to channels."""
+    return split.rate is not None and split.nilpotent is None and split.basis is None
+
+
+def _per_query_head(turn, heads: int):  # noqa: ANN001, ANN202
+    """A run of rotations whose frequencies are one per key head, repeated for the query heads of each group."""
+    rows = turn.freq.shape[0] if turn.freq.ndim == 2 else 1
+    return turn if rows in (1, heads) else replace(turn, freq=turn.freq.repeat_interleave(heads // rows, 0))
+
+
+def _map(x: Tensor, matrix: Tensor) -> Tensor:
+    """Rows of x times a constant matrix, (D, D) or (rows, D, D), in float32 or better."""
+    work = torch.promote_types(x.dtype, torch.float32)
+    if matrix.ndim == 3 and matrix.shape[0] not in (1, x.shape[1]):
+        matrix = matrix.repeat_interleave(x.shape[1] // matrix.shape[0], 0)
+    return (x.to(work) @ matrix.to(work)).to(x.dtype)
+
+
+def _append(problem: Problem, q: Tensor, k: Tensor, split: Split) -> tuple[Tensor, Tensor, Split]:
+    """Constant coordinates beside the content; the query side carries 1/scale so that the bias stays outside the scale."""
+    for lift in problem.other_lifts:
+        for_q, for_k = lift.query / problem.scale, lift.key
+        q = torch.cat([q, _constant(for_q, q)], -1)
+        k = torch.cat([k, _constant(for_k, k)], -1)
+    return q, k, side_by_side([split, *(lift.generator.split() for lift in problem.other_lifts)])
+
+
+def _constant(value: Tensor, x: Tensor) -> Tensor:
+    rows = value if value.ndim == 2 else value[None]
+    return rows[None, :, None].to(x.dtype).expand(x.shape[0], x.shape[1], x.shape[2], value.shape[-1])

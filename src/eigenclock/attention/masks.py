@@ -1,0 +1,41 @@
+"""Who sees whom, as one dense boolean mask: the specification of causality, windows, documents and padding."""
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from eigenclock.attention.problem import Problem
+
+
+def dense_visible(problem: Problem, rows: slice = slice(None)) -> Bool[Tensor, "b h T S"]:
+    """The visible pairs, (B|1, H|1, T, S), for some query rows. Causality is by index in self-attention, by time otherwise."""
+    t, s = problem.q.shape[2], problem.k.shape[2]
+    device = problem.q.device
+    i, j = torch.arange(t, device=device)[rows, None], torch.arange(s, device=device)
+    seen = torch.ones(1, 1, i.shape[0], s, dtype=torch.bool, device=device)
+    query_times, key_times = problem.query_times[:, :, rows, None], problem.key_times[:, :, None, :]
+    if problem.causal:
+        seen = seen & ((key_times <= query_times) if problem.cross else (j <= i))
+    if problem.window is not None:
+        seen = seen & (_latest(problem, seen, problem.window) if problem.cross else (i - j < problem.window))
+    if problem.span is not None:
+        seen = seen & (query_times - key_times < problem.span)
+    if problem.documents is not None:
+        seen = seen & (problem.documents[:, rows, None] == problem.documents[:, None, :]).unsqueeze(1)
+    if problem.key_mask is not None:
+        seen = seen & problem.key_mask[:, None, None, :]
+    if problem.allowed is not None:
+        seen = seen & (problem.allowed if problem.allowed.shape[2] == 1 else problem.allowed[:, :, rows])
+    return seen
+
+
+def _latest(problem: Problem, seen: Tensor, window: int) -> Tensor:
+    """The ``window`` latest of the keys each query sees, by time, then by index; padding does not count."""
+    real = seen if problem.key_mask is None else seen & problem.key_mask[:, None, None, :]
+    order = problem.key_times.argsort(dim=-1, stable=True).unsqueeze(2)
+    shape = torch.broadcast_shapes(real.shape, order.shape)
+    order = order.expand(shape)
+    in_order = real.expand(shape).gather(-1, order)
+    after = in_order.long().flip(-1).cumsum(-1).flip(-1)  # visible keys from here to the newest
+    kept = in_order & (after <= window)
+    return torch.zeros_like(kept).scatter(-1, order, kept)

@@ -1,0 +1,210 @@
+"""A checked attention call: shapes agree, times are exact and in order, masks are read one way only."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eigenclock.attention.times import check_order, read_times
+from eigenclock.clocks import duration
+from eigenclock.encodings import Encoding
+from eigenclock.errors import ConfigError, GrowthError, ShapeError
+from eigenclock.theory import Generator, Lift, Split
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention call after every check, as the backends see it.
+
+    query_times (B|1, H|1, T) and key_times (B|1, H|1, S): float64 ticks with a common origin. ``cross``: causality is decided by time
+    instead of index. window: keys by count, span: by time. documents (B|1, T): run numbers. key_mask (B|1, S), allowed (B|1, H|1, T|1, S).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    encoding: Encoding
+    query_times: Tensor
+    key_times: Tensor
+    cross: bool
+    causal: bool
+    window: int | None
+    span: float | None
+    documents: Tensor | None
+    key_mask: Tensor | None
+    allowed: Tensor | None
+    scale: float
+    want_lse: bool = False
+
+    @cached_property
+    def generator(self) -> Generator:
+        return self.encoding.generator(self.q.device)
+
+    @cached_property
+    def split(self) -> Split:
+        return self.generator.split()
+
+    @cached_property
+    def lifts(self) -> tuple[Lift, ...]:
+        return self.encoding.lifts(self.q.device)
+
+    @cached_property
+    def slope(self) -> Tensor | None:
+        """The sum of all linear biases, (H,), or None."""
+        slopes = [lift.slope for lift in self.lifts if lift.slope is not None]
+        return sum(slopes[1:], slopes[0]).expand(self.q.shape[1]) if slopes else None
+
+    @property
+    def other_lifts(self) -> tuple[Lift, ...]:
+        """Lifts that are no linear bias: their coordinates are appended to queries and keys."""
+        return tuple(lift for lift in self.lifts if lift.slope is None)
+
+    @property
+    def two_sided(self) -> bool:
+        return self.encoding.sides == 2 and not self.causal
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the law needs times in order: something decays, shears or adds a bias."""
+        return needs_order(self.split, self.lifts)
+
+
+def needs_order(split: Split, lifts: tuple[Lift, ...]) -> bool:
+    """Whether an encoding does more than turn: then a key after its query would grow, or be rewarded."""
+    return split.rate is not None or split.nilpotent is not None or bool(lifts)
+
+
+def build(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, times: Any, key_times: Any, x: Tensor | None, key_x: Tensor | None, causal: bool,
+    window: int | str | None, documents: Tensor | None, mask: Tensor | None, scale: float | None, want_lse: bool = False,
+) -> Problem:  # fmt: skip
+    """Check a call and read its times; raises ShapeError, ClockError, GrowthError or ConfigError with one clear line."""
+    _check_tensors(q, k, v, encoding)
+    b, h, t, d = q.shape
+    s = k.shape[2]
+    key_mask, allowed = _read_mask(mask, b, h, t, s)
+    cross = key_times is not None or s != t
+    runs = _read_documents(documents, b, t, cross)
+    query_ticks, key_ticks = read_times(
+        encoding.clock, times, key_times, t, s, cross=cross, causal=causal, documents=documents, key_mask=key_mask, x=x, key_x=key_x, device=q.device
+    )
+    for name, ticks, heads in (("times", query_ticks, (1, h)), ("key_times", key_ticks, (1, k.shape[1], h))):
+        if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:
+            raise ShapeError(f"got {name} for {ticks.shape[0]} rows and {ticks.shape[1]} heads; expected (T,), ({b}, T) or ({b}, {h}, T)")
+    count, span = _read_window(window, encoding)
+    problem = Problem(
+        q, k, v, encoding, query_ticks, key_ticks, cross, causal, count, span, runs, key_mask, allowed,
+        float(d) ** -0.5 if scale is None else float(scale), want_lse,
+    )  # fmt: skip
+    _check_law(problem)
+    return problem
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
+    if not isinstance(encoding, Encoding):
+        raise ConfigError(f"got {type(encoding).__name__} as encoding; expected an Encoding: ec.rope(head_dim) or ec.encoding('rope * alibi', head_dim=..., heads=...)")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4 or not x.is_floating_point():
+            raise ShapeError(f"got {name} of shape {tuple(x.shape)} and dtype {x.dtype}; expected a floating tensor (batch, heads, time, width)")
+    if not (q.dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device):
+        raise ShapeError(f"got dtypes {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}; expected one dtype and device for q, k and v")
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ShapeError(
+            f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; expected q (B, H, T, D), k (B, G, S, D), v (B, G, S, V): "
+            "tensors laid out (B, T, H, D) need .transpose(1, 2)"
+        )
+    h, g, d = q.shape[1], k.shape[1], q.shape[3]
+    if h % max(g, 1):
+        raise ShapeError(f"got {h} query heads and {g} key heads; expected query heads to be a multiple of key heads")
+    if d != encoding.head_dim:
+        raise ShapeError(f"got heads of width {d} for {encoding}; expected head_dim={encoding.head_dim}")
+    if encoding.heads not in (1, h):
+        raise ShapeError(f"got {h} query heads for {encoding}; expected heads={encoding.heads}")
+    if encoding.kv_heads not in (None, g):
+        raise ShapeError(f"got {g} key heads for {encoding}; expected kv_heads={encoding.kv_heads}")
+
+
+def _read_mask(mask: Tensor | None, b: int, h: int, t: int, s: int) -> tuple[Tensor | None, Tensor | None]:
+    """A mask as key padding (B|1, S) or as a block (B|1, H|1, T|1, S)."""
+    if mask is None:
+        return None, None
+    if mask.is_floating_point() or mask.is_complex():
+        raise ShapeError(f"got a mask of dtype {mask.dtype}; expected booleans, True where a key may be attended (an additive bias is not a mask)")
+    mask = mask != 0 if mask.dtype != torch.bool else mask
+    if mask.ndim == 2:
+        if mask.shape[0] not in (1, b) or mask.shape[1] != s:
+            raise ShapeError(f"got a mask of shape {tuple(mask.shape)}; expected key padding ({b}, {s}), or 4 axes that broadcast to ({b}, {h}, {t}, {s})")
+        return mask, None
+    sizes = ((1, b), (1, h), (1, t), (s,))
+    if mask.ndim != 4 or any(n not in allowed for n, allowed in zip(mask.shape, sizes, strict=True)):
+        raise ShapeError(f"got a mask of shape {tuple(mask.shape)}; expected key padding ({b}, {s}), or 4 axes that broadcast to ({b}, {h}, {t}, {s})")
+    return (mask[:, 0, 0], None) if mask.shape[1] == mask.shape[2] == 1 else (None, mask)
+
+
+def _read_documents(documents: Tensor | None, b: int, t: int, cross: bool) -> Tensor | None:
+    """Document ids as run numbers (B|1, T)."""
+    if documents is None:
+        return None
+    if cross:
+        raise ShapeError("got documents in cross attention; expected them in self-attention only: pass a mask of 4 axes for other blocks")
+    if documents.ndim not in (1, 2) or documents.shape[-1] != t or (documents.ndim == 2 and documents.shape[0] not in (1, b)) or documents.is_floating_point():
+        raise ShapeError(f"got documents of shape {tuple(documents.shape)}, {documents.dtype}; expected integer ids ({t},) or ({b}, {t})")
+    ids = documents if documents.ndim == 2 else documents[None]
+    runs = torch.zeros_like(ids, dtype=torch.int64)
+    runs[:, 1:] = (ids[:, 1:] != ids[:, :-1]).long().cumsum(-1)
+    if not torch.compiler.is_compiling():
+        for row in range(ids.shape[0]):
+            if t and int(runs[row, -1]) + 1 != int(ids[row].unique().numel()):
+                raise ShapeError("got a document id that comes back after another document; expected each document in one piece (sort the row by document)")
+    return runs
+
+
+def _read_window(window: int | str | None, encoding: Encoding) -> tuple[int | None, float | None]:
+    if window is None:
+        return None, None
+    if isinstance(window, str):
+        span = duration(window, encoding.clock.unit)
+        if span <= 0:
+            raise ConfigError(f"got window={window!r}; expected a duration above 0")
+        return None, span
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ConfigError(f"got window={window!r}; expected a whole number of keys (the query and the n - 1 before it), or a duration such as '30min'")
+    return window, None
+
+
+def _check_law(problem: Problem) -> None:
+    """Decays and biases need a direction and times in order; windows need a direction."""
+    encoding = problem.encoding
+    if problem.ordered and not problem.causal and encoding.sides == 1:
+        raise GrowthError(
+            f"got causal=False for {encoding}, which {'decays' if problem.split.rate is not None else 'adds a signed bias'}: keys after the query would grow "
+            "without bound or be rewarded; expected causal=True, or two_sided(encoding) for exp(-a |t - s|)"
+        )
+    if (problem.window is not None or problem.span is not None) and not problem.causal:
+        raise ConfigError("got window= with causal=False; expected causal=True (the window is the query and the keys before it)")
+    _check_heads(problem)
+    if problem.ordered or problem.span is not None:
+        check_order(problem)
+
+
+def _check_heads(problem: Problem) -> None:
+    """What touches keys must be shared inside a group of query heads, unless the caller repeats the keys."""
+    h, g = problem.q.shape[1], problem.k.shape[1]
+    split = problem.split
+    on_keys = [turn.freq for turn in split.turns] + [x for x in (split.rate, split.nilpotent, split.basis) if x is not None]
+    rows = {x.shape[0] for x, flat in [(p, 1) for p in on_keys if p is not split.nilpotent and p is not split.basis] if x.ndim > flat}
+    rows |= {x.shape[0] for x in (split.nilpotent, split.basis) if x is not None and x.ndim > 2}
+    bad = rows - {1, g}
+    if bad:
+        n = bad.pop()
+        raise ShapeError(
+            f"got rates or frequencies for {n} heads and keys with {g} heads; expected one per key head: build the encoding with kv_heads={g} "
+            f"(shared in each group of {h // max(g, 1)} query heads), or repeat the keys and values: k.repeat_interleave({h // max(g, 1)}, 1)"
+        )
+    if problem.key_times.shape[1] not in (1, g) and on_keys:
+        raise ShapeError(
+            f"got times for {problem.key_times.shape[1]} heads and keys with {g} heads; expected one clock per key head, or repeat the keys and values: "
+            f"k.repeat_interleave({h // max(g, 1)}, 1)"
+        )

@@ -1,0 +1,130 @@
+"""exp((t-c)L) on queries and exp((c-s)L) on keys of one tile: decays and shears around the tile's reference time c."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eigenclock.attention.job import Job, take
+from eigenclock.theory.tiles import EXPONENT_BOUND, Tile
+
+
+@dataclass(frozen=True)
+class Side:
+    """The queries or the keys of one tile, with their lag from the reference (>= 0 off the diagonal)."""
+
+    x: Tensor  # (B, X, outer, count, L, D), a view
+    lag: Tensor  # (B|1, X|1, outer, count, L, W), float32 (float64 for float64)
+    factor: Tensor | None  # exp(-rate lag), (B|1, X|1, outer, count, L, R)
+    is_query: bool
+
+
+def reference(job: Job, tile: Tile) -> Tensor:
+    """The reference time c of each tile, (B|1, X|1, outer, count, 1, W) in float64.
+
+    Off the diagonal it is the time of the last key, so key <= c <= query; inside a leaf it is the middle.
+    """
+    if tile.kind in ("full", "flip"):
+        return take(job.key_times, tile.key + tile.keys - 1, 1, tile)
+    if tile.kind == "causal":
+        return take(job.key_times, tile.key + tile.keys // 2, 1, tile)
+    queries, keys = take(job.query_times, tile.query, tile.queries, tile), take(job.key_times, tile.key, tile.keys, tile)
+    low, high = torch.minimum(queries[..., :1, :], keys[..., :1, :]), torch.maximum(queries[..., -1:, :], keys[..., -1:, :])
+    return low + (high - low) / 2
+
+
+def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
+    """One side of a tile with its factor; the difference of times is taken in float64 and rounded once."""
+    if is_query:
+        x, times, start, length = job.q, job.query_times, tile.query, tile.queries
+    else:
+        x, times, start, length = job.k, job.key_times, tile.key, tile.keys
+    t = take(times, start, length, tile)
+    lag = (t - c if is_query else c - t).to(job.accumulate)
+    factor = None
+    if job.rate is not None:
+        rate = job.per_head(job.rate, x.shape[1]).to(lag.dtype)[:, None, None, None]
+        exponent = lag * rate
+        if clamp:
+            exponent = exponent.clamp(-EXPONENT_BOUND, EXPONENT_BOUND)
+        factor = exponent.neg_().exp_()
+    return Side(take(x, start, length, tile), lag, factor, is_query)
+
+
+def powers(job: Job) -> list[Tensor]:
+    """N^0 .. N^(order-1) in the accumulating dtype, (heads, D, D)."""
+    assert job.nilpotent is not None
+    n = job.nilpotent.to(job.accumulate)
+    out = [torch.eye(n.shape[-1], dtype=n.dtype, device=n.device).expand(n.shape)]
+    for _ in range(1, job.order):
+        out.append(out[-1] @ n)
+    return out
+
+
+def _shear(x: Tensor, lag: Tensor, job: Job, forward: bool) -> Tensor:
+    """Rows of x times sum_r lag^r / r! N^r (forward), or its transpose."""
+    out = None
+    for r, matrix in enumerate(powers(job)):
+        matrix = job.per_head(matrix, x.shape[1])[:, None, None]
+        term = (x @ (matrix if forward else matrix.mT)) * (lag**r / math.factorial(r))
+        out = term if out is None else out + term
+    assert out is not None
+    return out
+
+
+def apply(job: Job, s: Side, dtype: torch.dtype) -> Tensor:
+    """The side acted on, folded to (N, X, L, D) in ``dtype``: exp(lag L)^T q or exp(lag L) k."""
+    x = s.x
+    if job.nilpotent is not None:
+        x = _shear(x.to(job.accumulate), s.lag, job, forward=s.is_query)
+    if s.factor is None:
+        y = x.permute(0, 2, 3, 1, 4, 5)
+        return y.to(dtype).flatten(0, 2)
+    b, heads, outer, count, length, width = x.shape
+    columns = s.factor.shape[-1]
+    out = torch.empty(b, outer, count, heads, length, width, dtype=dtype, device=x.device)
+    # Off the diagonal the factor is <= 1 and may be rounded to 16 bits; a leaf's factor needs the exponent range of float32.
+    factor = s.factor.to(x.dtype) if dtype == x.dtype else s.factor
+    torch.mul(
+        x.permute(0, 2, 3, 1, 4, 5).unflatten(-1, (width // columns, columns)),
+        factor.permute(0, 2, 3, 1, 4, 5).unsqueeze(-2),
+        out=out.unflatten(-1, (width // columns, columns)),
+    )
+    return out.flatten(0, 2)
+
+
+def pull_back(job: Job, s: Side, d: Tensor) -> Tensor:
+    """The gradient of the side from the gradient ``d`` (B, X, outer, count, L, D) of what was acted on: the transposed action."""
+    d = d.to(job.accumulate)
+    if s.factor is not None:
+        columns = s.factor.shape[-1]
+        d = (d.unflatten(-1, (-1, columns)) * s.factor.unsqueeze(-2)).flatten(-2)
+    return d if job.nilpotent is None else _shear(d, s.lag, job, forward=not s.is_query)
+
+
+def rate_gradient(s: Side, acted: Tensor, d: Tensor) -> Tensor:
+    """The tile's share of the gradient to the rates, (X, R): minus the sum over the tile of lag * acted * d around its reference.
+
+    Summed tile by tile: one sum over absolute times is exact in theory and loses everything in 16 bits.
+    """
+    assert s.factor is not None
+    columns = s.factor.shape[-1]
+    product = (acted.to(s.lag.dtype) * d).unflatten(-1, (-1, columns)).sum(-2)  # (B, X, outer, count, L, R)
+    return -(product * s.lag).sum((0, 2, 3, 4))
+
+
+def nilpotent_gradient(job: Job, s: Side, d: Tensor) -> Tensor:
+    """The tile's share of the gradient to N, (X, D, D), by the product rule on its powers."""
+    d = d.to(job.accumulate)
+    if s.factor is not None:
+        d = (d.unflatten(-1, (-1, s.factor.shape[-1])) * s.factor.unsqueeze(-2)).flatten(-2)
+    x = s.x.to(job.accumulate)
+    matrices = [job.per_head(m, x.shape[1]) for m in powers(job)]
+    total = torch.zeros(x.shape[1], x.shape[-1], x.shape[-1], dtype=d.dtype, device=d.device)
+    for r in range(1, job.order):
+        weighted = x * (s.lag**r / math.factorial(r))
+        moment = torch.einsum("bxocli,bxoclj->xij", *((weighted, d) if s.is_query else (d, weighted)))
+        for a in range(r):
+            total = total + matrices[a].mT @ moment @ matrices[r - 1 - a].mT
+    return total

@@ -1,0 +1,84 @@
+"""Reading the times of a call: one origin for queries and keys, order checked, padding and documents smoothed over."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from eigenclock.clocks import Clock
+from eigenclock.clocks.clock import with_heads
+from eigenclock.errors import ClockError, ShapeError
+
+if TYPE_CHECKING:
+    from eigenclock.attention.problem import Problem
+
+
+def read_times(
+    clock: Clock, times: Any, key_times: Any, t: int, s: int, *, cross: bool, causal: bool, documents: Tensor | None, key_mask: Tensor | None,
+    x: Tensor | None, key_x: Tensor | None, device: torch.device,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Query and key ticks, (B|1, H|1, T) and (B|1, H|1, S), float64 with a common origin.
+
+    With no times given, queries and keys of different length are a decode step: the queries are the last ``t`` positions.
+    """
+    if not cross:
+        ticks = with_heads(clock(times, length=t, documents=documents, mask=key_mask, x=x, device=device).ticks)
+        _check_length("times", ticks, t)
+        return ticks, ticks
+    if key_times is None and times is not None:
+        raise ShapeError(f"got times for {t} queries and none for {s} keys; expected key_times= as well (queries and keys share no clock otherwise)")
+    if key_times is not None and times is None:
+        raise ShapeError("got key_times without times; expected times= for the queries as well")
+    if key_times is None:
+        if not causal or t > s:
+            raise ShapeError(
+                f"got {t} queries and {s} keys without times; expected times= and key_times= "
+                "(left out, they mean a decode step: causal, the queries being the last positions of the keys)"
+            )
+        keys = with_heads(clock(None, length=s, mask=key_mask, x=key_x, device=device).ticks)
+        return keys[..., s - t :], keys
+    reading = clock(key_times, length=s, x=key_x, device=device)
+    keys, queries = with_heads(reading.ticks), with_heads(clock(times, length=t, origin=reading.origin, x=x, device=device).ticks)
+    _check_length("key_times", keys, s)
+    _check_length("times", queries, t)
+    return queries, keys
+
+
+def _check_length(name: str, ticks: Tensor, length: int) -> None:
+    if ticks.shape[-1] != length:
+        raise ShapeError(f"got {name} for {ticks.shape[-1]} tokens; expected {length}, the length of the {'keys' if name == 'key_times' else 'queries'}")
+
+
+def check_order(problem: "Problem") -> None:
+    """Refuse times that go back in self-attention (inside a document, between real tokens), unless the clock sorts."""
+    if problem.cross or problem.encoding.clock.decreasing == "sort" or torch.compiler.is_compiling():
+        return
+    steps = smooth(problem.key_times.detach(), problem.documents, problem.key_mask).diff(dim=-1)
+    if steps.numel() and bool((steps < 0).any()):
+        where = (steps < 0).nonzero()[0].tolist()
+        raise ClockError(
+            f"got times that go back at token {where[-1] + 1} (row {where[0]}): by {-float(steps[tuple(where)]):.6g}; expected nondecreasing times, since "
+            f"{problem.encoding} decays with time: sort the tokens, or use a clock with decreasing='sort'"
+        )
+
+
+def smooth(ticks: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> Tensor:
+    """Ticks whose steps matter: padding takes the time of its neighbour, the step into a new document is 0.
+
+    Only differences between real tokens of one document reach a score, so this changes no result; it makes one increasing clock out
+    of clocks that restart, and lets padding hold any finite time.
+    """
+    if key_mask is not None and ticks.shape[-1]:
+        index = torch.arange(ticks.shape[-1], device=ticks.device)
+        first = key_mask.long().argmax(-1, keepdim=True)
+        last_real = torch.where(key_mask, index, 0).cummax(-1).values
+        source = torch.maximum(last_real, first).unsqueeze(1)
+        shape = torch.broadcast_shapes(ticks.shape, source.shape)
+        ticks = ticks.expand(shape).gather(-1, source.expand(shape))
+    if documents is not None and ticks.shape[-1]:
+        steps = ticks.diff(dim=-1)
+        same = (documents[:, 1:] == documents[:, :-1]).unsqueeze(1)
+        steps = torch.where(same, steps, 0.0)
+        zero = torch.zeros_like(steps[..., :1]) if steps.shape[-1] else torch.zeros(*torch.broadcast_shapes(ticks.shape[:-1], (1, 1)), 1, dtype=ticks.dtype, device=ticks.device)
+        ticks = torch.cat([zero, steps.cumsum(-1)], -1)
+    return ticks

@@ -1,0 +1,64 @@
+"""Damped RoPE: each pair of channels turns and shrinks with time."""
+
+import math
+from typing import Any
+
+import torch
+
+from eigenclock.clocks import Clock
+from eigenclock.encodings.base import Encoding, Recipe, Values
+from eigenclock.encodings.decay import clock_or_index
+from eigenclock.encodings.parameter import Parameter
+from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn, read_rates
+from eigenclock.encodings.rope import read_frequencies
+from eigenclock.theory import DampedRotation, Generator, Rotation
+
+
+def damped_rope(
+    head_dim: int,
+    *,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    theta: Numbers = None,
+    freq: Numbers = None,
+    rate: Numbers = None,
+    half_life: Numbers = None,
+    pairing: str = "interleaved",
+    learn: str | tuple[str, ...] = (),
+    clock: Clock | None = None,
+) -> Encoding:
+    """RoPE times decay: score = q^T exp(-rate (t - s)) R(freq (s - t)) k on each pair of channels (a gain on the inner product).
+
+    In softmax the *logit* decays to 0, which is neutral; for recency multiply by :func:`alibi` or :func:`decay_bias`.
+
+    Args:
+        theta, freq: as in :func:`rope`.
+        rate, half_life: one number, (pairs,) or (heads, pairs); half_life=(lo, hi) spreads over the pairs, the fastest pair first.
+            Left out, the rates of RetNet: -ln(1 - 2^(-5-h)) in head h.
+        learn: any of "freq", "rate", trained on a log scale, per head and pair.
+    Units: rate and radians per unit of the clock.
+    Raises: GrowthError where a rate is negative; ShapeError where head_dim is odd.
+    Stability: exponents are taken around a reference time between key and query and never grow with the length.
+    Source: Sun et al. (RetNet), 2307.08621; Sun et al. (xPos), 2212.10554.
+
+    >>> damped_rope(64, heads=8, half_life=(16, 4096)).form
+    JordanForm('32S')
+    """
+    pairs = even(head_dim, "head_dim")
+    chosen = read_learn(learn, ("freq", "rate"))
+    rows = (kv_heads or heads, heads)
+    frequencies = read_frequencies(theta, freq, pairs, rows, "freq" in chosen)
+    rates = read_rates(rate, half_life, pairs, clock_or_index(clock))
+    if rates is None:
+        rates = torch.tensor([[-math.log1p(-(2.0 ** (-5 - h)))] for h in range(rows[0])], dtype=torch.float64, device="cpu").expand(-1, pairs)
+    rates = fit_rows(rates, pairs, rows, "rate", "rate" in chosen)
+    Rotation(frequencies, pairing)  # refuses an unknown pairing here
+    options: dict[str, Any] = {"theta": theta, "freq": freq, "rate": rate, "half_life": half_life, "learn": list(chosen) or None}
+    if pairing != "interleaved":
+        options["pairing"] = pairing
+    parameters = {"freq": Parameter(frequencies, "freq" in chosen), "rate": Parameter(rates, "rate" in chosen)}
+    return Recipe("damped_rope", head_dim, heads, kv_heads, clock, {k: v for k, v in options.items() if v is not None}, parameters, _content)
+
+
+def _content(values: Values, recipe: Recipe) -> Generator:
+    return DampedRotation(values["rate"], values["freq"], recipe.options.get("pairing", "interleaved"))

@@ -1,0 +1,96 @@
+"""The numbers of an encoding: fixed ones that no cast can touch, learned ones behind a declared constraint."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eigenclock.errors import ConfigError
+
+CONSTRAINTS = ("positive", "real")
+
+
+class Parameter(nn.Module):
+    """One set of numbers (rates, frequencies or slopes), fixed or learned, always handed out in float64.
+
+    A fixed one is neither a parameter nor a buffer: ``.half()``, ``.to(bfloat16)``, meta-device construction and the default dtype
+    leave it alone, and it is in no state dict. A learned one keeps a float32 ``raw`` through casts; its value is
+
+        positive: sign * exp(raw), sign fixed by the start value (steps are relative, and no step can cross 0)
+        real:     raw
+
+    Frequencies get gradients proportional to the times they multiply: give them a learning rate some 10 times below the weights'.
+
+    Raises: ConfigError where a learned positive number starts at 0.
+    """
+
+    def __init__(self, value: Tensor, learned: bool = False, constraint: str = "positive"):
+        super().__init__()
+        self.constraint = constraint
+        self.initial = value.detach().to(device="cpu", dtype=torch.float64)  # a plain attribute: casts and moves pass it by
+        self.raw: nn.Parameter | None = None
+        if learned:
+            if constraint == "positive" and bool((self.initial == 0).any()):
+                raise ConfigError("got a learnable number that starts at 0; expected a start above 0 (it is learned on a log scale), or leave it out of learn=")
+            self.raw = nn.Parameter(self._start())
+
+    def _start(self) -> Tensor:
+        return (self.initial.abs().log() if self.constraint == "positive" else self.initial).float()
+
+    @property
+    def learned(self) -> bool:
+        return self.raw is not None
+
+    def reset_parameters(self) -> None:
+        """Put a learned number back to its start value, for example after ``to_empty`` on a meta device."""
+        if self.raw is not None:
+            with torch.no_grad():
+                self.raw.copy_(self._start())
+
+    def value(self, device: torch.device | None = None) -> Tensor:
+        """The numbers in float64, differentiable where they are learned."""
+        if self.raw is None:
+            return self.initial if device is None else self.initial.to(device)
+        if self.constraint == "real":
+            return self.raw.double()
+        return self.initial.sign().to(self.raw.device) * self.raw.double().exp()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Parameter":
+        def keep_float32(t: Tensor) -> Tensor:
+            moved = fn(t)
+            return moved if moved.dtype == t.dtype else t.to(moved.device)
+
+        super()._apply(keep_float32, recurse)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"shape={tuple(self.initial.shape)}, {'learned, ' + self.constraint if self.learned else 'fixed'}"
+
+
+def as_numbers(value: Any, what: str) -> Tensor:
+    """Numbers given as a scalar, sequence, array or tensor, as a finite float64 tensor of at most two axes.
+
+    Raises: ConfigError where they are not numbers, not finite, or have more than two axes.
+    """
+    try:
+        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"got {what}={value!r}; expected a number, or numbers of shape (n,) or (heads, n)") from None
+    if numbers.ndim > 2 or not bool(torch.isfinite(numbers).all()):
+        raise ConfigError(f"got {what} of shape {tuple(numbers.shape)}, finite: {bool(torch.isfinite(numbers).all())}; expected finite numbers of shape (), (n,) or (heads, n)")
+    return numbers
+
+
+def plain(value: Any) -> Any:
+    """A value as plain data (numbers, text, lists) that JSON and a spec string can carry."""
+    if isinstance(value, torch.Tensor):
+        return plain(value.detach().cpu().tolist())
+    if hasattr(value, "tolist"):  # numpy scalars and arrays
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"got {value} in the options of an encoding; expected finite numbers")
+    return value

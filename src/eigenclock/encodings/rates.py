@@ -1,0 +1,87 @@
+"""Reading rates: a rate or a half-life, one number, a spread, or one per pair and head."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eigenclock.clocks import Clock, duration
+from eigenclock.encodings.parameter import as_numbers
+from eigenclock.errors import ConfigError, GrowthError, ShapeError
+from eigenclock.schedules import half_lives
+
+Number = float | int | str
+Numbers = Any  # a number, a duration string, (lo, hi), a sequence, an array or a tensor
+
+
+def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock) -> Tensor | None:
+    """Rates in float64, (1,), (columns,) or (heads, columns); None where neither is given.
+
+    rate = ln 2 / half-life. ``half_life`` takes durations such as "30min" where the clock has a unit, and (lo, hi) spreads the
+    half-lives geometrically over the columns, the fastest first.
+
+    Raises: ConfigError where both are given or a number is not one; GrowthError where a rate is negative.
+    """
+    if rate is not None and half_life is not None:
+        raise ConfigError("got both rate and half_life; expected one of them (rate = ln 2 / half_life)")
+    if rate is not None:
+        rates = as_numbers(rate, "rate")
+        if bool((rates < 0).any()):
+            raise GrowthError(f"got a rate of {float(rates.min()):g}; expected rates >= 0 (exp(-rate * t)): a snippet's alpha <= 0 is minus this rate")
+        return rates.reshape(1) if rates.ndim == 0 else rates
+    if half_life is None:
+        return None
+    if isinstance(half_life, tuple) and len(half_life) == 2:
+        return half_lives(*(duration(h, clock.unit) for h in half_life))(columns).values
+    lives = as_numbers(_durations(half_life, clock.unit), "half_life")
+    if bool((lives <= 0).any()):
+        raise ConfigError(f"got a half-life of {float(lives.min()):g}; expected times above 0")
+    rates = math.log(2) / lives
+    return rates.reshape(1) if rates.ndim == 0 else rates
+
+
+def _durations(value: Any, unit: str | None) -> Any:
+    if isinstance(value, list | tuple):
+        return [_durations(v, unit) for v in value]
+    return duration(value, unit) if isinstance(value, str) else value
+
+
+def fit_rows(numbers: Tensor, columns: int, rows: tuple[int, ...], what: str, expand: bool) -> Tensor:
+    """Numbers checked against (columns,) or (heads, columns), one column standing for all; grown to full size where ``expand``.
+
+    ``rows`` are the allowed numbers of heads, the first one is used when growing.
+    """
+    if numbers.shape[-1] not in (1, columns) or (numbers.ndim == 2 and numbers.shape[0] not in (1, *rows)):
+        expected = f"(), ({columns},) or ({rows[0]}, {columns})"
+        raise ShapeError(f"got {what} of shape {tuple(numbers.shape)}; expected {expected}: one value, one per block, or one per head and block")
+    if numbers.ndim == 2 and numbers.shape[0] == 1:
+        numbers = numbers[0]
+    if expand:
+        return numbers.expand(rows[0] if numbers.ndim == 1 else numbers.shape[0], columns).clone()
+    return numbers.expand(*numbers.shape[:-1], columns).clone() if columns > 1 else numbers
+
+
+def read_learn(learn: str | tuple[str, ...] | list[str], names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in ``learn``, each checked against the parameters the recipe has.
+
+    Raises: ConfigError where a name is unknown.
+    """
+    chosen = (learn,) if isinstance(learn, str) else tuple(learn)
+    for name in chosen:
+        if name not in names:
+            raise ConfigError(f"got learn={name!r}; expected {' or '.join(repr(n) for n in names) if names else 'nothing: this encoding has no numbers'}")
+    return chosen
+
+
+def even(width: int, what: str) -> int:
+    """The number of pairs in a rotary width.
+
+    Raises: ShapeError where it is odd, at construction and by name.
+    """
+    if width % 2 or width < 0:
+        raise ShapeError(f"got {what}={width}; expected an even width: rotations act on pairs of channels")
+    return width // 2
+
+
+__all__ = ["Numbers", "even", "fit_rows", "read_learn", "read_rates", "torch"]

@@ -1,0 +1,78 @@
+"""RoPE: each pair of channels turns with time."""
+
+from typing import Any
+
+from eigenclock.clocks import Clock
+from eigenclock.encodings.base import Encoding, Recipe, Values
+from eigenclock.encodings.parameter import Parameter, as_numbers
+from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn
+from eigenclock.errors import ConfigError, ShapeError
+from eigenclock.schedules import geometric
+from eigenclock.theory import DirectSum, Generator, Rotation, Zero
+
+
+def rope(
+    head_dim: int,
+    *,
+    heads: int = 1,
+    kv_heads: int | None = None,
+    theta: Numbers = None,
+    freq: Numbers = None,
+    rotary_dim: int | None = None,
+    pairing: str = "interleaved",
+    learn: str | tuple[str, ...] = (),
+    clock: Clock | None = None,
+) -> Encoding:
+    """Rotary position embedding: score = q^T R(freq (s - t)) k on each pair of channels, so both sides turn by plus freq times time.
+
+    freq_i = theta^(-2i/rotary_dim). The first ``rotary_dim`` channels turn, the rest are left alone (partial rotary).
+
+    Args:
+        theta: the base (10000), or one per head.
+        freq: explicit frequencies (pairs,) or (heads, pairs), or a schedule, in place of theta.
+        pairing: "interleaved" (2i, 2i + 1) as in the paper, or "half" (i, i + n) as in GPT-NeoX and Hugging Face.
+        learn: "freq" to train the frequencies (on a log scale).
+    Units: radians per unit of the clock.
+    Raises: ShapeError where the rotary width is odd; ConfigError where theta and freq are both given.
+    Source: Su et al. (RoFormer), 2104.09864.
+
+    >>> print(rope(64, theta=500000))
+    rope(head_dim=64, heads=1, theta=500000)
+    >>> rope(64, rotary_dim=16).form
+    JordanForm('8R + 48Z')
+    """
+    width = head_dim if rotary_dim is None else rotary_dim
+    pairs = even(width, "head_dim" if rotary_dim is None else "rotary_dim")
+    if width > head_dim:
+        raise ShapeError(f"got rotary_dim={width} for head_dim={head_dim}; expected at most the head")
+    chosen = read_learn(learn, ("freq",))
+    rows = (kv_heads or heads, heads)
+    frequencies = read_frequencies(theta, freq, pairs, rows, "freq" in chosen)
+    options: dict[str, Any] = {"theta": theta, "freq": freq, "rotary_dim": rotary_dim, "learn": list(chosen) or None}
+    if pairing != "interleaved":
+        options["pairing"] = pairing
+    Rotation(frequencies, pairing)  # refuses an unknown pairing here
+    parameters = {"freq": Parameter(frequencies, "freq" in chosen)}
+    return Recipe("rope", head_dim, heads, kv_heads, clock, {k: v for k, v in options.items() if v is not None}, parameters, _content)
+
+
+def read_frequencies(theta: Numbers, freq: Numbers, pairs: int, rows: tuple[int, ...], expand: bool) -> Any:
+    """Frequencies from a base, explicit numbers or a schedule, (pairs,) or (heads, pairs)."""
+    if theta is not None and freq is not None:
+        raise ConfigError("got both theta and freq; expected one of them (freq_i = theta^(-i/pairs))")
+    if callable(freq):
+        return fit_rows(freq(pairs).values, pairs, rows, "freq", expand)
+    if freq is not None:
+        numbers = as_numbers(freq, "freq")
+        return fit_rows(numbers.reshape(1) if numbers.ndim == 0 else numbers, pairs, rows, "freq", expand)
+    base = as_numbers(10000.0 if theta is None else theta, "theta")
+    if base.ndim == 1 and base.numel() not in rows:
+        raise ShapeError(f"got {base.numel()} values of theta; expected one, or one per head ({rows[0]})")
+    schedule = geometric(float(base)) if base.ndim == 0 else geometric(tuple(base.flatten().tolist()))
+    return fit_rows(schedule(pairs).values, pairs, rows, "theta", expand)
+
+
+def _content(values: Values, recipe: Recipe) -> Generator:
+    rotation = Rotation(values["freq"], recipe.options.get("pairing", "interleaved"))
+    rest = recipe.head_dim - rotation.dim
+    return DirectSum((rotation, Zero(rest))) if rest else rotation

@@ -1,0 +1,390 @@
+"""Every encoding x every way of calling x every backend that claims it, against softmax(scores) @ v, gradients included.
+
+Encodings and backends come from the registries: a new entry without a row here is built with its defaults and tested all the same.
+A backend asked for by name may decline with UnsupportedError (counted as a skip); what each must carry is listed at the end.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import eigenclock as ec
+from eigenclock.attention.backends import BACKENDS
+from eigenclock.encodings import ENCODINGS
+
+F64 = torch.float64
+B, H, D = 2, 4, 8
+
+# name -> (encoding, does its kernel need causal?)
+ENCODED: dict[str, tuple[Callable[[], ec.Encoding], bool]] = {
+    "nope": (lambda: ec.nope(D), False),
+    "rope": (lambda: ec.rope(D, learn=("freq",)), False),
+    "rope, partial": (lambda: ec.rope(D, rotary_dim=4), False),
+    "rope, half": (lambda: ec.rope(D, pairing="half", theta=50.0, learn=("freq",)), False),
+    "rope, per head": (lambda: ec.rope(D, heads=H, theta=(10.0, 1e2, 1e3, 1e4), learn=("freq",)), False),
+    "decay": (lambda: ec.decay(D, rate=0.05, learn=("rate",)), True),
+    "decay, per channel": (lambda: ec.decay(D, rate=[0.0, 0.01, 0.4, 5.0, 1.0, 0.1, 0.0, 0.002]), True),
+    "decay_bias": (lambda: ec.decay_bias(D, heads=H, half_life=(2.0, 60.0), learn=("rate",)), True),
+    "damped_rope": (lambda: ec.damped_rope(D, rate=0.03, learn=("freq", "rate")), True),
+    "damped_rope, per head and pair": (
+        lambda: ec.damped_rope(D, heads=H, half_life=(0.5, 200.0), pairing="half", learn=("freq", "rate")),
+        True,
+    ),
+    "damped_rope, negative freq": (lambda: ec.damped_rope(D, freq=[-1.0, 0.5, -0.1, 0.0], rate=[2.0, 0.0, 0.1, 5.0]), True),
+    "alibi": (lambda: ec.alibi(D, heads=H, learn=("slope",)), True),
+    "rope * alibi": (lambda: ec.rope(D, heads=H, learn=("freq",)) * ec.alibi(D, heads=H, learn=("slope",)), True),
+    "rope + nope": (lambda: ec.rope(4, learn=("freq",)) + ec.nope(4), False),
+    "rope + decay": (lambda: ec.rope(4) + ec.decay(4, half_life=7.0, learn=("rate",)), True),
+    "damped_rope * alibi": (
+        lambda: ec.damped_rope(D, heads=H, rate=0.2, learn=("freq", "rate")) * ec.alibi(D, heads=H, learn=("slope",)),
+        True,
+    ),
+    "two_sided(decay)": (lambda: ec.two_sided(ec.decay(D, half_life=6.0)), False),
+    "two_sided(damped_rope)": (lambda: ec.two_sided(ec.damped_rope(D, half_life=6.0)), False),
+}
+for _name in ENCODINGS:
+    if not any(_name in row for row in ENCODED):
+        ENCODED[_name] = (lambda name=_name: ec.encoding(name, head_dim=D, heads=H), True)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of calling: the sizes, and the keywords (made anew for every test, so that times can carry gradients)."""
+
+    keywords: Callable[[], dict[str, Any]] = dict
+    queries: int = 45
+    keys: int | None = None
+    kv_heads: int = H
+    needs_causal: bool = True  # False: called with causal=False
+    learn_times: tuple[str, ...] = field(default=())
+
+
+def irregular(*shape: int, ties: bool = False, seed: int = 5) -> Tensor:
+    """Increasing float64 times with steps between 0 and 2, optionally with runs of equal ones."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.rand(*shape, generator=generator, dtype=F64) * 2
+    if ties:
+        steps[..., 1::3] = 0
+        steps[..., 10:14] = 0
+    return steps.cumsum(-1)
+
+
+def random_mask(*shape: int, share: float = 0.6, seed: int = 6) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def padding(length: int, kind: str) -> Tensor:
+    """(B, length): one row padded by a few tokens, one by many."""
+    mask = torch.ones(B, length, dtype=torch.bool)
+    for row, pads in enumerate((3, length // 2)):
+        if kind == "left":
+            mask[row, :pads] = False
+        elif kind == "right":
+            mask[row, length - pads :] = False
+        else:
+            mask[row, length // 4 : length // 4 + pads] = False
+    return mask
+
+
+def documents(length: int, per_row: bool) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return (torch.rand(*((B,) if per_row else ()), length, generator=generator) < 0.06).long().cumsum(-1) * 3 + 1
+
+
+WAYS: dict[str, Way] = {
+    "plain": Way(),
+    "not causal": Way(lambda: {"causal": False}, needs_causal=False),
+    "not causal, long": Way(lambda: {"causal": False, "times": irregular(150)}, queries=150, needs_causal=False, learn_times=("times",)),
+    **{f"length {n}": Way(queries=n) for n in (0, 1, 2, 31, 33, 129, 257)},
+    "length 300, irregular": Way(lambda: {"times": irregular(300)}, queries=300, learn_times=("times",)),
+    "window 1": Way(lambda: {"window": 1}),
+    "window 5": Way(lambda: {"window": 5}),
+    "window 40": Way(lambda: {"window": 40, "times": irregular(150)}, queries=150, learn_times=("times",)),
+    "window 100 of 257": Way(lambda: {"window": 100}, queries=257),
+    "window longer than the sequence": Way(lambda: {"window": 500}),
+    "window 20, documents, padding": Way(
+        lambda: {"window": 20, "documents": documents(150, True), "mask": padding(150, "left")}, queries=150
+    ),
+    "documents": Way(lambda: {"documents": documents(45, False)}),
+    "documents per row, long": Way(
+        lambda: {"documents": documents(300, True), "times": irregular(300)}, queries=300, learn_times=("times",)
+    ),
+    "documents per row, not causal": Way(lambda: {"documents": documents(45, True), "causal": False}, needs_causal=False),
+    "left padding": Way(lambda: {"mask": padding(45, "left")}),
+    "right padding": Way(lambda: {"mask": padding(45, "right")}),
+    "interior padding": Way(lambda: {"mask": padding(45, "interior")}),
+    "left padding, long": Way(lambda: {"mask": padding(200, "left"), "times": irregular(B, 200)}, queries=200, learn_times=("times",)),
+    "interior padding, long": Way(lambda: {"mask": padding(200, "interior")}, queries=200),
+    "padding, not causal": Way(lambda: {"mask": padding(45, "interior"), "causal": False}, needs_causal=False),
+    "dense mask": Way(lambda: {"mask": random_mask(45, 45)}),
+    "dense mask per row": Way(lambda: {"mask": random_mask(B, 1, 45, 45)}),
+    "dense mask per head, not causal": Way(lambda: {"mask": random_mask(B, H, 45, 45), "causal": False}, needs_causal=False),
+    "grouped queries": Way(kv_heads=2),
+    "one kv head, long": Way(lambda: {"times": irregular(150)}, queries=150, kv_heads=1, learn_times=("times",)),
+    "grouped queries, documents": Way(lambda: {"documents": documents(150, True)}, queries=150, kv_heads=2),
+    "cross, causal by time": Way(
+        lambda: {"times": irregular(40, seed=1), "key_times": irregular(55, seed=2)}, 40, 55, learn_times=("times", "key_times")
+    ),
+    "cross, long": Way(
+        lambda: {"times": irregular(B, 170, seed=1), "key_times": irregular(B, 140, seed=2)}, 170, 140, learn_times=("times", "key_times")
+    ),
+    "cross, ties between queries and keys": Way(lambda: {"times": torch.arange(30) // 2, "key_times": torch.arange(40) // 3}, 30, 40),
+    "cross, no key yet": Way(lambda: {"times": torch.arange(9), "key_times": torch.arange(5) + 4}, 9, 5),
+    "cross, not causal": Way(
+        lambda: {"times": irregular(40, seed=1), "key_times": irregular(55, seed=2), "causal": False},
+        40,
+        55,
+        needs_causal=False,
+        learn_times=("times", "key_times"),
+    ),
+    "cross, no keys": Way(lambda: {"times": torch.arange(4), "key_times": torch.arange(0)}, 4, 0),
+    "one query, long cache": Way(queries=1, keys=300),
+    "three queries, long cache": Way(queries=3, keys=300),
+    "three queries, cache with times": Way(
+        lambda: {"times": irregular(300)[-3:], "key_times": irregular(300)}, 3, 300, learn_times=("times", "key_times")
+    ),
+    "cache, window": Way(lambda: {"window": 50}, queries=3, keys=300),
+    "cache, left padding, grouped": Way(lambda: {"mask": padding(300, "left")}, queries=3, keys=300, kv_heads=2),
+    "ties": Way(lambda: {"times": irregular(45, ties=True)}, learn_times=("times",)),
+    "all times equal": Way(lambda: {"times": torch.full((45,), 7)}),
+    "ties, long": Way(lambda: {"times": irregular(B, 150, ties=True)}, queries=150, learn_times=("times",)),
+    "a huge gap": Way(lambda: {"times": torch.cat([torch.arange(70), torch.arange(70) + 10**7])}, queries=140),
+    "times per row": Way(lambda: {"times": irregular(B, 45)}, learn_times=("times",)),
+    "times per head": Way(lambda: {"times": irregular(B, H, 45)}, learn_times=("times",)),
+    "times per head, long": Way(lambda: {"times": irregular(1, H, 150)}, queries=150, learn_times=("times",)),
+    "int64 times": Way(lambda: {"times": torch.arange(45) * 3 + 10**15}),
+    "int32 times": Way(lambda: {"times": torch.arange(45, dtype=torch.int32) * 3}),
+    "own scale": Way(lambda: {"scale": 0.17}),
+}
+
+
+def allowed(name: str, way: str) -> bool:
+    return WAYS[way].needs_causal or not ENCODED[name][1]
+
+
+def arguments(way: Way, dtype: torch.dtype = F64, value_width: int = D) -> tuple[list[Tensor], dict[str, Any]]:
+    torch.manual_seed(11)
+    keys = way.queries if way.keys is None else way.keys
+    shapes = ((B, H, way.queries, D), (B, way.kv_heads, keys, D), (B, way.kv_heads, keys, value_width))
+    tensors = [torch.randn(*shape, dtype=F64).to(dtype).requires_grad_() for shape in shapes]
+    keywords = way.keywords()
+    for name in way.learn_times:
+        keywords[name] = keywords[name].requires_grad_()
+    return tensors, keywords
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, enc: ec.Encoding, **keywords: Any) -> tuple[Tensor, Tensor]:
+    """softmax(scores) v, zeros (and lse -inf) where a row has nothing to attend to."""
+    z = ec.scores(q, k, enc, **keywords)
+    dead = (z == -torch.inf).all(-1, keepdim=True)
+    weights = z.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0) if z.shape[-1] else z
+    lse = (
+        z.masked_fill(dead, 0.0).logsumexp(-1).masked_fill(dead[..., 0], -torch.inf)
+        if z.shape[-1]
+        else z.new_full(z.shape[:-1], -torch.inf)
+    )
+    return weights @ v.double().repeat_interleave(q.shape[1] // v.shape[1], 1), lse
+
+
+def close(what: str, a: Tensor, b: Tensor, tolerance: float) -> None:
+    assert a.shape == b.shape, f"{what}: shape {tuple(a.shape)}, expected {tuple(b.shape)}"
+    assert not a.isnan().any(), f"{what}: NaN"
+    if b.numel():
+        finite = b.isfinite()
+        assert torch.equal(a.isfinite(), finite), f"{what}: infinities differ"
+        error, size = (
+            (a.double() - b.double())[finite].abs().amax() if finite.any() else torch.zeros(()),
+            b[finite].abs().amax() if finite.any() else torch.ones(()),
+        )
+        assert error <= tolerance * max(1.0, float(size)), f"{what}: error {float(error):.2e}, size {float(size):.2e}"
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, enc: ec.Encoding, **keywords: Any) -> Any:
+    try:
+        return ec.attention(q, k, v, enc, **keywords)
+    except ec.UnsupportedError as refusal:
+        if keywords["backend"] in ("auto", "reference"):
+            raise
+        pytest.skip(f"declined: {refusal}")
+
+
+CELLS = [(name, way) for name in ENCODED for way in WAYS if allowed(name, way)]
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize(("name", "way"), CELLS)
+def test_outputs_and_gradients_in_float64(name, way, backend):
+    enc = ENCODED[name][0]().double()
+    (q, k, v), keywords = arguments(WAYS[way])
+    wanted = (
+        {"q": q, "k": k, "v": v}
+        | {key: keywords[key] for key in WAYS[way].learn_times}
+        | {f"parameter {key}": p for key, p in enc.named_parameters()}
+    )
+    out = call(q, k, v, enc, backend=backend, **keywords)
+    expected, _ = dense(q, k, v, enc, **keywords)
+    close("output", out, expected, 1e-10)
+    g = torch.randn_like(expected)
+    got = torch.autograd.grad(out, list(wanted.values()), g, allow_unused=True)
+    want = torch.autograd.grad(expected, list(wanted.values()), g, allow_unused=True)
+    for (what, x), a, b in zip(wanted.items(), got, want, strict=True):
+        close(f"gradient to {what}", torch.zeros_like(x) if a is None else a, torch.zeros_like(x) if b is None else b, 1e-9)
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "plain",
+        "length 129",
+        "not causal",
+        "left padding",
+        "documents",
+        "window 5",
+        "three queries, long cache",
+        "cross, no key yet",
+        "cross, no keys",
+        "length 0",
+        "dense mask",
+        "ties, long",
+    ],
+)
+@pytest.mark.parametrize("name", ["rope", "damped_rope, per head and pair", "alibi", "damped_rope * alibi", "two_sided(decay)"])
+def test_log_sum_exp(name, way, backend):
+    if not allowed(name, way):
+        pytest.skip("needs causal")
+    enc = ENCODED[name][0]().double()
+    (q, k, v), keywords = arguments(WAYS[way])
+    out, lse = call(q, k, v, enc, backend=backend, return_lse=True, **keywords)
+    expected, expected_lse = dense(q, k, v, enc, **keywords)
+    close("output", out, expected, 1e-10)
+    close("lse", lse.double(), expected_lse, 1e-10 if lse.dtype == F64 else 1e-5)
+
+
+SMALL = [
+    "plain",
+    "length 257",
+    "documents per row, long",
+    "left padding, long",
+    "window 40",
+    "times per row",
+    "one query, long cache",
+    "grouped queries",
+    "cross, long",
+]
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", SMALL)
+@pytest.mark.parametrize(
+    "name", ["nope", "rope", "rope, half", "decay, per channel", "damped_rope, per head and pair", "alibi", "damped_rope * alibi"]
+)
+def test_every_dtype(name, way, dtype, backend):
+    """The output within a few roundings, gradients within a few percent of rounding noise, all in the dtype of the input."""
+    enc = ENCODED[name][0]()
+    low, keywords = arguments(WAYS[way], dtype)
+    q, k, v = (x.detach().double().requires_grad_() for x in low)
+    keywords = {key: value.detach() if isinstance(value, Tensor) else value for key, value in keywords.items()}
+    out = call(*low, enc, backend=backend, **keywords)
+    assert out.dtype == dtype
+    expected, _ = dense(q, k, v, enc, **keywords)
+    eps = torch.finfo(dtype).eps
+    close("output", out, expected, 8 * eps)
+    g = torch.randn_like(expected).to(dtype)
+    for what, a, b in zip("qkv", torch.autograd.grad(out, low, g), torch.autograd.grad(expected, (q, k, v), g.double()), strict=True):
+        assert a.dtype == dtype
+        error = (a.double() - b).square().mean().sqrt() / b.square().mean().sqrt().clamp_min(1e-12)
+        assert error <= 6 * eps, f"gradient to {what}: relative error {float(error):.2e}"
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("value_width", [1, 3, 24])
+@pytest.mark.parametrize("name", ["nope", "rope", "damped_rope, per head and pair", "alibi", "rope * alibi"])
+def test_values_of_another_width(name, value_width, backend):
+    enc = ENCODED[name][0]().double()
+    (q, k, v), keywords = arguments(WAYS["length 129"], value_width=value_width)
+    out = call(q, k, v, enc, backend=backend, **keywords)
+    expected, _ = dense(q, k, v, enc, **keywords)
+    close("output", out, expected, 1e-10)
+    g = torch.randn_like(expected)
+    for a, b in zip(torch.autograd.grad(out, (q, k, v), g), torch.autograd.grad(expected, (q, k, v), g), strict=True):
+        close("gradient", a, b, 1e-9)
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("name", ["rope", "damped_rope", "decay_bias"])
+def test_durations_as_windows(name, backend):
+    """A window in words reaches back that long in the unit of the clock."""
+    clock = ec.Timestamps("s", per="min")
+    enc = {
+        "rope": lambda: ec.rope(D, clock=clock),
+        "damped_rope": lambda: ec.damped_rope(D, half_life="2min", clock=clock),
+        "decay_bias": lambda: ec.decay_bias(D, heads=H, half_life="2min", clock=clock),
+    }[name]()
+    (q, k, v), _ = arguments(Way(queries=140))
+    times = (irregular(140) * 60).round().long() + 1_700_000_000
+    lag = times[:, None] - times
+    near = (lag < 300) & torch.ones(140, 140, dtype=torch.bool).tril()
+    z = ec.scores(q, k, enc, times=times, window="5min")
+    assert torch.equal((z > -torch.inf)[0, 0], near) or torch.equal(
+        (z > -torch.inf)[0, 0], (lag <= 300) & torch.ones(140, 140, dtype=torch.bool).tril()
+    )
+    out = call(q, k, v, enc, times=times, window="5min", backend=backend)
+    close("output", out, dense(q, k, v, enc, times=times, window="5min")[0], 1e-10)
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("name", ["rope", "damped_rope", "alibi"])
+def test_sorting_clock(name, backend):
+    """Stamps out of order, sorted as asked: results come back in the order given and equal those of the sorted call."""
+    clock = ec.Timestamps("s", decreasing="sort")
+    enc = {
+        "rope": lambda: ec.rope(D, clock=clock),
+        "damped_rope": lambda: ec.damped_rope(D, half_life=5.0, clock=clock),
+        "alibi": lambda: ec.alibi(D, heads=H, clock=clock),
+    }[name]()
+    torch.manual_seed(0)
+    (q, k, v), _ = arguments(Way(queries=50))
+    times = torch.arange(50)[torch.randperm(50)] * 2
+    order = times.argsort(stable=True)
+    out = call(q, k, v, enc, times=times, backend=backend)
+    expected = ec.attention(q[:, :, order], k[:, :, order], v[:, :, order], enc, times=times[order])
+    close("output", out[:, :, order], expected, 1e-11)
+    g = torch.randn_like(out)
+    for a, b in zip(torch.autograd.grad(out, (q, k, v), g), torch.autograd.grad(expected, (q, k, v), g[:, :, order]), strict=True):
+        close("gradient", a, b, 1e-10)
+
+
+CARRIES = [
+    ("sdpa", name)
+    for name in ("nope", "rope", "rope, partial", "rope, half", "rope, per head", "rope + nope", "alibi", "decay_bias", "rope * alibi")
+]
+CARRIES += [
+    ("tiled", name)
+    for name in ("decay", "decay, per channel", "damped_rope", "damped_rope, per head and pair", "rope + decay", "damped_rope * alibi")
+]
+
+
+@pytest.mark.parametrize(("backend", "name"), CARRIES)
+def test_what_each_backend_must_carry(backend, name):
+    """Declining everything would pass the grid above; this is the part that may not be declined."""
+    enc = ENCODED[name][0]()
+    (q, k, v), _ = arguments(WAYS["length 129"], torch.float32)
+    ec.attention(q, k, v, enc, backend=backend).sum().backward()
+    assert str(ec.explain(q, k, v, enc)).strip()
+
+
+def test_the_comparison_can_fail():
+    (q, k, v), _ = arguments(WAYS["plain"])
+    right, _ = dense(q, k, v, ec.rope(D))
+    wrong, _ = dense(q, k, v, ec.rope(D, theta=9_999.0))
+    with pytest.raises(AssertionError):
+        close("output", wrong, right, 1e-10)
+    by_hand = (q @ k.mT / math.sqrt(D)).masked_fill(torch.ones(45, 45, dtype=torch.bool).triu(1), -torch.inf).softmax(-1) @ v
+    close("output", dense(q, k, v, ec.nope(D))[0], by_hand, 1e-13)
