@@ -174,7 +174,12 @@ def test_steps_without_decay_beside_steps_that_erase(backend):
     gaps[::37], gaps[::50] = 1e6, 0.0
     times = gaps.cumsum(0)
     q, k, v = (torch.randn(1, 2, 600, 8, dtype=F64) for _ in range(3))
-    for enc in (ec.damped_rope(8, rate=[0.0, 0.1, 5.0, 100.0]), ec.decay_bias(8, heads=2, rate=2.0)):
+    rates = [0.0, 0.1, 5.0, 100.0]
+    for enc in (
+        ec.damped_rope(8, freq=[0.0, 1e-3, 1e-2, 1.0], rate=rates),
+        ec.decay(8, rate=rates * 2),
+        ec.decay_bias(8, heads=2, rate=2.0),
+    ):
         expected = ec.scores(q, k, enc, times=times).softmax(-1) @ v
         try:
             out = ec.attention(q, k, v, enc, times=times, backend=backend)

@@ -57,7 +57,10 @@ def test_positions_of_the_case_are_counted_over_real_tokens(case):
 @pytest.mark.parametrize(("real", "pads"), [(5, 3), (150, 37)])
 @pytest.mark.parametrize("times_given", [True, False])
 def test_real_tokens_do_not_see_their_pads(attend, name, layout, real, pads, backend, times_given):
-    """Times count real tokens, given so or by the index clock itself, which a pad stops; both outputs and gradients of the real tokens are what they are alone, gradients of pads are zero."""
+    """Times count real tokens, given so or by the index clock itself, which a pad stops.
+
+    Outputs and gradients of the real tokens are what they are alone; gradients of pads are zero.
+    """
     torch.manual_seed(1)
     enc = BUILD[name]()
     mask = torch.tensor(LAYOUTS[layout](real, pads)).bool()

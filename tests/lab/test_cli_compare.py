@@ -1,14 +1,14 @@
 """``eigenclock compare`` as a user meets it: output, bad input, a kill, Ctrl-C, no space."""
 
 import json
-import os
 import re
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def test_the_report_needs_nothing_from_elsewhere_and_shows_the_numbers(options, 
     assert main([*options, "--out", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("<svg") >= 3 and "<script" not in page and "<link" not in page
-    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?!#)|url\(\s*["']?(?!#)|@import""", page.replace("xlink:href", "href"))
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?[^#"'\s]|url\(\s*["']?[^#"'\s]|@import""", page)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     for row in result["encodings"]:
         assert all(f"{bits:.3f}" in page for bits in row["bits"])
@@ -69,7 +69,7 @@ def bad(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "a folder as text": (["--text", str(tmp_path)], "cannot be read"),
         "empty file": (["--text", str(tmp_path / "empty")], "is empty"),
         "short file": (["--text", str(tmp_path / "short")], "has 9 bytes; --length 8 needs at least 130"),
-        "length beyond the file": (["--length", "100000"], "needs at least 1600002"),
+        "length beyond the file": (["--length", "100000", "--eval-tokens", "1000000"], "needs at least 1600002"),
         "one token file": (["--bin", "train.bin"], "takes two"),
         "two corpora": (["--bin", "a", "b"], "both --text and --bin"),
         "unknown encoding": (["--encodings", "roep"], "did you mean 'rope'"),
@@ -95,7 +95,7 @@ def bad(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
     }
 
 
-@pytest.mark.parametrize("name", bad(Path(os.devnull).parent / "shm") if False else [
+@pytest.mark.parametrize("name", [
     "missing file", "a folder as text", "empty file", "short file", "length beyond the file", "one token file", "two corpora",
     "unknown encoding", "unknown option of an encoding", "unreadable encoding", "encoding twice", "no encoding", "width and heads",
     "odd head for a rotation", "length of one", "no steps", "no seeds", "learning rate", "too little to evaluate", "not a number",
@@ -110,14 +110,6 @@ def test_bad_input_is_one_clear_line_and_starts_nothing(name, options, tmp_path,
     assert (status, out) == (2, "")
     assert err.count("\n") == 1 and err.startswith("eigenclock compare: ") and message in err, err
     assert list(place.iterdir()) == []
-
-
-def test_a_folder_without_permission_is_one_clear_line(options, tmp_path, capsys):
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    (tmp_path / "locked").mkdir(mode=0o500)
-    status, _, err = run([*options, "--out", str(tmp_path / "locked" / "run")], capsys)
-    assert status == 2 and "permission denied" in err and err.count("\n") == 1
 
 
 def test_unknown_commands_and_help(capsys):
@@ -141,63 +133,65 @@ def test_an_unexpected_error_keeps_its_traceback(options, monkeypatch):
         main(options)
 
 
-def start(options: list[str], limit: Callable[[], None] | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "eigenclock", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=limit
-    )
-
-
 def numbers(folder: Path) -> list[list[float]]:
     result = json.loads((folder / "result.json").read_text())
     return [run["bits"] + run["curve"] + [run["train_bits"]] for row in result["encodings"] for run in row["runs"]]
 
 
-@pytest.fixture(scope="module")
-def long(text) -> list[str]:
-    """Long enough to be stopped in the middle."""
-    sizes = "--steps 400 --batch 4 --length 8 --layers 1 --width 16 --heads 2 --eval-tokens 256 --save-every 10 --threads 1"
-    return ["compare", "--text", str(text), *sizes.split(), "--encodings", "rope"]
+def stop_at_checkpoint(options: list[str], out: Path, how: signal.Signals) -> tuple[int, str]:
+    """Starts the command in a process of its own and sends it a signal when the next checkpoint is there: status, stderr."""
 
+    def state() -> list[int]:
+        return [path.stat().st_mtime_ns for path in out.glob("checkpoints/*.pt")]
 
-@pytest.fixture(scope="module")
-def unbroken(long, tmp_path_factory) -> list[list[float]]:
-    out = tmp_path_factory.mktemp("unbroken") / "run"
-    assert main([*long, "--out", str(out)]) == 0
-    return numbers(out)
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_process_continues_with_the_numbers_of_an_unbroken_one(how, long, unbroken, tmp_path, capsys):
-    out = tmp_path / "run"
-    process = start([*long, "--out", str(out)])
-    while not list(out.glob("checkpoints/*.pt")) and process.poll() is None:
+    before = state()
+    process = subprocess.Popen([sys.executable, "-m", "eigenclock", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while state() == before and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(how)
     _, err = process.communicate(timeout=120)
-    if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert err.count("\n") == 1 and err.startswith("eigenclock compare: interrupted; kept 0 of 1 runs and a checkpoint")
-        assert f"--resume {out}" in err
-    else:
-        assert process.returncode == -signal.SIGKILL
+    return process.returncode, err
+
+
+def test_a_killed_and_interrupted_run_ends_with_the_numbers_of_an_unbroken_one(text, tmp_path, capsys):
+    sizes = "--steps 300 --batch 4 --length 8 --layers 1 --width 16 --heads 2 --eval-tokens 256 --save-every 10 --threads 1"
+    options = ["compare", "--text", str(text), *sizes.split(), "--encodings", "rope"]
+    out = tmp_path / "run"
+    status, _ = stop_at_checkpoint([*options, "--out", str(out)], out, signal.SIGKILL)
+    assert status == -signal.SIGKILL
+    status, err = stop_at_checkpoint(["compare", "--resume", str(out)], out, signal.SIGINT)
+    assert status == 130
+    assert err.count("\n") == 1 and err.startswith("eigenclock compare: interrupted; kept 0 of 1 runs and a checkpoint of the next"), err
+    assert f"continue with: eigenclock compare --resume {out}" in err
     assert not (out / "result.json").exists()
     assert run(["compare", "--resume", str(out)], capsys)[0] == 0
-    assert numbers(out) == unbroken
+    assert run([*options, "--out", str(tmp_path / "unbroken")], capsys)[0] == 0
+    assert numbers(out) == numbers(tmp_path / "unbroken")
 
 
-@pytest.mark.parametrize("size", [10_000, 80_000], ids=["no checkpoint fits", "the report does not fit"])
-def test_no_space_left_is_one_line_and_loses_nothing(size, options, tmp_path, capsys):
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As on a full disk: no file may grow beyond ``size``."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
+
+@pytest.mark.parametrize("kept", [0, 2], ids=["no checkpoint fits", "the report does not fit"])
+def test_no_space_left_is_one_line_and_loses_nothing(kept, options, tmp_path, capsys):
     out = tmp_path / "run"
-    process = start([*options, "--out", str(out)], limit)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 2 and "Traceback" not in err
-    last = err.splitlines()[-1]
-    assert re.match(r"eigenclock compare: cannot write \S+: the file would be larger than is allowed here", last), err
-    assert f"kept {0 if size == 10_000 else 2} of 2 runs" in last and f"--resume {out}" in last
-    assert not list(out.rglob("*.tmp"))
+    if kept:
+        assert run([*options, "--out", str(out)], capsys)[0] == 0
+        (out / "report.html").unlink()
+    with largest_file(10_000):
+        status, _, err = run(["compare", "--resume", str(out)] if kept else [*options, "--out", str(out)], capsys)
+    assert status == 2 and err.count("\n") == 1
+    assert re.match(r"eigenclock compare: cannot write \S+: the file would be larger than is allowed here", err), err
+    assert f"kept {kept} of 2 runs" in err and f"continue with: eigenclock compare --resume {out}" in err
+    assert not list(out.rglob("*.tmp")) and not (out / "report.html").exists()
     assert run(["compare", "--resume", str(out)], capsys)[0] == 0
     assert run([*options, "--out", str(tmp_path / "unbroken")], capsys)[0] == 0
     assert numbers(out) == numbers(tmp_path / "unbroken")

@@ -153,9 +153,13 @@ def test_a_text_that_changed_is_noticed(tiny, tmp_path):
 
 
 def test_a_run_that_diverges_is_shown_as_such(tiny, tmp_path):
-    result = compare(dataclasses.replace(tiny, encodings=("nope",), lr=1e30), out=tmp_path / "run")
-    assert result["encodings"][0]["bits"] == [None] * 4
-    assert table(result).rows[0][1:5] == ("diverged",) * 4
+    learned = "damped_rope(half_life=(2, 8), learn=('freq', 'rate'))"
+    watch = Counts()
+    result = compare(dataclasses.replace(tiny, encodings=("nope", learned), lr=1e30), out=tmp_path / "run", watch=watch)
+    for row, shown in zip(result["encodings"], table(result).rows, strict=True):
+        assert row["bits"] == [None] * 4 and row["runs"][0]["diverged_at"] is not None
+        assert shown[1:5] == ("diverged",) * 4
+    assert all("diverged" in line for line in watch.lines)
     assert "diverged" in page(result, [])
 
 

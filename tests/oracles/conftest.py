@@ -38,7 +38,7 @@ def agree() -> Callable[..., None]:
         *,
         dtype: torch.dtype = torch.float64,
         extra: list[tuple[Tensor, Tensor]] | None = None,
-        factor: float = 2.0,
+        factor: float = 2.5,
         slack: float = 0.0,
     ) -> None:
         q, k, v = (x.to(dtype).double() for x in (q, k, v))

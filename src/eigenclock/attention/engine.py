@@ -92,7 +92,7 @@ def _flip(x: Tensor, pad: int, fill: float = 0.0) -> Tensor:
 def forward(job: Job) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, D) in the dtype of q and log-sum-exp (B, H, T); rows that see nothing give zeros and -inf."""
     b, h, t, d = job.q.shape
-    out = torch.zeros(b, h, t, d, dtype=job.accumulate, device=job.q.device)
+    out = _accumulator(job, (b, h, t, d))
     lse = torch.full((b, h, t), -math.inf, dtype=job.accumulate, device=job.q.device)
     for tile in job.tiles:
         out_view, lse_view = take(out, tile.query, tile.queries, tile), take(lse, tile.query, tile.queries, tile)
@@ -110,6 +110,12 @@ def forward(job: Job) -> tuple[Tensor, Tensor]:
             out_view.permute(0, 2, 3, 1, 4, 5)[_split_index(chosen, tile)] = inner.to(out.dtype)
             lse_view.permute(0, 2, 3, 1, 4)[_split_index(chosen, tile)] = inner_lse
     return out.to(job.q.dtype), lse
+
+
+def _accumulator(job: Job, size: tuple[int, ...]) -> Tensor:
+    """Zeros; left unwritten where leaves come first, which write every row and key once before anything is added."""
+    make = torch.empty if job.tiles and job.tiles[0].kind == "causal" else torch.zeros
+    return make(size, dtype=job.accumulate, device=job.q.device)
 
 
 def _split_index(chosen: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +171,7 @@ def backward(job: Job, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None
     def zeros(*size: int) -> Tensor:
         return torch.zeros(*size, dtype=acc, device=job.q.device)
 
-    grads = Gradients(zeros(*job.q.shape), zeros(*job.k.shape), zeros(*job.v.shape))
+    grads = Gradients(*(_accumulator(job, tuple(x.shape)) for x in (job.q, job.k, job.v)))
     if small:
         grads.rate = None if job.rate is None else zeros(*job.rate.shape)
         grads.nilpotent = None if job.nilpotent is None else zeros(*job.nilpotent.shape)
@@ -196,7 +202,7 @@ def _backward_hot(job: Job, tile: Tile, chosen: Tensor, g: Tensor, out: Tensor, 
         if total is not None and part is not None:
             view = take(total, *ranges.get(name, (tile.key, tile.keys)), tile)
             view = view.permute(0, 2, 3, 1, *range(4, view.ndim))
-            view[index] = view[index] + part  # each leaf is chosen once
+            view[index] = part  # a leaf is the first to reach its rows and keys
     for name in ("rate", "nilpotent", "slope"):
         total, part = getattr(grads, name), getattr(inner, name)
         if total is not None and part is not None:
@@ -245,9 +251,11 @@ def _backward_tile(job: Job, tile: Tile, hot: Tensor | None, g: Tensor, out: Ten
     if grads.nilpotent is not None:
         for s, part in ((p.query, dq), (p.key, dk)):
             _add_rows(grads.nilpotent, scaling.nilpotent_gradient(job, s, part))
-    take(grads.q, tile.query, tile.queries, tile).add_(scaling.pull_back(job, p.query, dq))
-    take(grads.k, tile.key, tile.keys, tile).add_(scaling.pull_back(job, p.key, dk))
-    take(grads.v, tile.key, tile.keys, tile).add_(dv)
+    fresh = tile.kind == "causal"
+    scaling.pull_back(job, p.query, dq, take(grads.q, tile.query, tile.queries, tile), fresh)
+    scaling.pull_back(job, p.key, dk, take(grads.k, tile.key, tile.keys, tile), fresh)
+    total = take(grads.v, tile.key, tile.keys, tile)
+    total.copy_(dv) if fresh else total.add_(dv)
 
 
 def _bias_gradients(job: Job, tile: Tile, p: _Prepared, columns: Tensor, rows: Tensor, grads: Gradients) -> None:

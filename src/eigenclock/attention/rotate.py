@@ -53,7 +53,7 @@ class _Rotate(torch.autograd.Function):
         dx = _turn(g, -angle.detach(), start, width, out_pairing, pairing)
         d_angle = None
         if x is not None:  # d angle = <R^-1 g, J x> on each pair
-            turn = Turn(start, angle[0, 0, 0, :], pairing)
+            turn = Turn(start, angle.new_empty(width // 2), pairing)
             work = working_dtype(x)
             d_angle = dx[..., turn.second].to(work) * x[..., turn.first].to(work) - dx[..., turn.first].to(work) * x[..., turn.second].to(work)
             d_angle = d_angle.double().sum_to_size(angle.shape) if d_angle.shape != angle.shape else d_angle.double()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention.job import Job, take
-from eigenclock.theory.tiles import EXPONENT_BOUND, Tile
+from eigenclock.theory.tiles import EXPONENT_BOUND, FACTOR_FLOOR, Tile
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,12 @@ def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
     factor = None
     if job.rate is not None:
         rate = job.per_head(job.rate, x.shape[1]).to(lag.dtype)[:, None, None, None]
-        exponent = lag * rate
+        exponent = lag * rate.neg()
         if clamp:
-            exponent = exponent.clamp(-EXPONENT_BOUND, EXPONENT_BOUND)
-        factor = exponent.neg_().exp_()
+            exponent = exponent.clamp_(-EXPONENT_BOUND, EXPONENT_BOUND)
+        elif lag.dtype == torch.float32:
+            exponent = exponent.clamp_min_(-FACTOR_FLOOR)
+        factor = exponent.exp_()
     return Side(take(x, start, length, tile), lag, factor, is_query)
 
 
@@ -85,22 +87,31 @@ def apply(job: Job, s: Side, dtype: torch.dtype) -> Tensor:
     columns = s.factor.shape[-1]
     out = torch.empty(b, outer, count, heads, length, width, dtype=dtype, device=x.device)
     # Off the diagonal the factor is <= 1 and may be rounded to 16 bits; a leaf's factor needs the exponent range of float32.
-    factor = s.factor.to(x.dtype) if dtype == x.dtype else s.factor
-    torch.mul(
-        x.permute(0, 2, 3, 1, 4, 5).unflatten(-1, (width // columns, columns)),
-        factor.permute(0, 2, 3, 1, 4, 5).unsqueeze(-2),
-        out=out.unflatten(-1, (width // columns, columns)),
-    )
+    factor = (s.factor.to(x.dtype) if dtype == x.dtype else s.factor).permute(0, 2, 3, 1, 4, 5)
+    x = x.permute(0, 2, 3, 1, 4, 5)
+    for start in range(0, width, columns):  # a few wide products: broadcasting inside the width is slower
+        torch.mul(x[..., start : start + columns], factor, out=out[..., start : start + columns])
     return out.flatten(0, 2)
 
 
-def pull_back(job: Job, s: Side, d: Tensor) -> Tensor:
-    """The gradient of the side from the gradient ``d`` (B, X, outer, count, L, D) of what was acted on: the transposed action."""
-    d = d.to(job.accumulate)
-    if s.factor is not None:
-        columns = s.factor.shape[-1]
-        d = (d.unflatten(-1, (-1, columns)) * s.factor.unsqueeze(-2)).flatten(-2)
-    return d if job.nilpotent is None else _shear(d, s.lag, job, forward=not s.is_query)
+def pull_back(job: Job, s: Side, d: Tensor, total: Tensor, fresh: bool) -> None:
+    """Put the gradient of the side into ``total``, from the gradient ``d`` (B, X, outer, count, L, D) of what was acted on.
+
+    The transposed action; written where ``fresh``, added elsewhere, in one pass over memory.
+    """
+    if job.nilpotent is not None:
+        d = _shear(d.to(job.accumulate), s.lag, job, forward=not s.is_query)
+    if s.factor is None:
+        total.copy_(d) if fresh else total.add_(d)
+        return
+    d = d.to(total.dtype)
+    columns = s.factor.shape[-1]
+    for start in range(0, d.shape[-1], columns):
+        part = slice(start, start + columns)
+        if fresh:
+            torch.mul(d[..., part], s.factor, out=total[..., part])
+        else:
+            total[..., part].addcmul_(d[..., part], s.factor)
 
 
 def rate_gradient(s: Side, acted: Tensor, d: Tensor) -> Tensor:

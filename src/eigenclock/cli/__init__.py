@@ -13,6 +13,7 @@ from eigenclock.registry import lookup
 
 COMMANDS = {  # name: (module, what it does)
     "compare": ("eigenclock.cli.compare", "train a small GPT once per positional encoding and compare them on held-out text"),
+    "bench": ("eigenclock.cli.bench", "measure speed and memory beside plain attention and judge them by their targets"),
 }
 
 

@@ -38,7 +38,8 @@ def run(options: Options) -> int:
     if options.json:
         print(json.dumps(result, indent=1, allow_nan=False))
         return 0
-    console = Console()
+    # A file or a pipe has no width of its own: let lines be as long as they are.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table(result).rich())
     console.print(evidence(result), highlight=False, soft_wrap=True)
     console.print(f"{result['seconds']:.0f} s in all. Report: {Path(result['folder']) / 'report.html'}", highlight=False, soft_wrap=True)

@@ -22,7 +22,7 @@ from eigenclock.encodings import encoding
 from eigenclock.errors import ConfigError, EigenclockError
 from eigenclock.lab import data
 from eigenclock.lab.data import Corpus
-from eigenclock.lab.evaluate import evaluate, shared_part
+from eigenclock.lab.evaluate import evaluate, shared_part, unknown
 from eigenclock.lab.folder import RunFolder, run_name
 from eigenclock.lab.report import page
 from eigenclock.lab.settings import Settings
@@ -223,7 +223,11 @@ def _run_one(
     trained = train(spec, seed, settings, corpus, folder, on_step)
     watch.advance(settings.steps - done, doing)
     begun = time.perf_counter()
-    found = evaluate(trained.model, corpus.held_out, settings.lengths, most=settings.eval_tokens, tick=on_targets)
+    if trained.diverged_at is None:
+        found = evaluate(trained.model, corpus.held_out, settings.lengths, most=settings.eval_tokens, tick=on_targets)
+    else:
+        found = unknown(corpus.held_out, settings.lengths, most=settings.eval_tokens)
+        on_targets(found.targets * len(settings.lengths))
     for length, bits in zip(settings.lengths, found.bits, strict=True):
         folder.append({"encoding": spec, "seed": seed, "step": settings.steps, "length": length, "held_out_bits": _finite(bits)})
     record = {

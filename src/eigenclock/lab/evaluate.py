@@ -84,6 +84,13 @@ def evaluate(
     return Evaluation(tuple(bits), edges, curve, len(part) - 1)
 
 
+def unknown(held_out: np.ndarray, lengths: tuple[int, ...], *, most: int) -> Evaluation:
+    """What is known of a model that diverged: nothing, over as many targets."""
+    edges = bin_edges(lengths[-1])
+    targets = len(shared_part(held_out, lengths[-1], most)) - 1
+    return Evaluation((math.nan,) * len(lengths), edges, (math.nan,) * (len(edges) - 1), targets)
+
+
 def bin_edges(length: int, per_octave: int = 4) -> tuple[int, ...]:
     """Bin edges from 0 to ``length`` that widen geometrically; halves, quarters and eighths of ``length`` are among them.
 

@@ -1,6 +1,7 @@
 """A small GPT in which position enters through the encoding alone: no position embedding, no other trace of order."""
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from eigenclock.attention import attention
-from eigenclock.encodings import Encoding, encoding
+from eigenclock.encodings import Encoding, Parameter, encoding
 
 
 class Block(nn.Module):
@@ -33,7 +34,8 @@ class Block(nn.Module):
         rows, time, width = x.shape
         parts = self.qkv(self.before_attention(x)).view(rows, time, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        x = x + self.out(attention(q, k, v, self.position).transpose(1, 2).reshape(rows, time, width))
+        mixed = cast(Tensor, attention(q, k, v, self.position))
+        x = x + self.out(mixed.transpose(1, 2).reshape(rows, time, width))
         return x + self.down(F.gelu(self.up(self.before_hidden(x))))
 
 
@@ -67,11 +69,16 @@ class SmallGPT(nn.Module):
 
     def positions(self) -> list[Encoding]:
         """The encodings, block by block."""
-        return [block.position for block in self.blocks]
+        return [cast(Block, block).position for block in self.blocks]
 
     def position_parameters(self) -> list[nn.Parameter]:
         """What the encodings learn, in all blocks."""
         return [weight for position in self.positions() for weight in position.parameters()]
+
+    def is_finite(self) -> bool:
+        """Whether every number that an encoding has learned is still finite."""
+        found = (module for module in self.modules() if isinstance(module, Parameter) and module.learned)
+        return all(bool(module.value().isfinite().all()) for module in found)
 
     def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T W"]:
         """What the read-out reads, (B, T, width)."""

@@ -143,9 +143,9 @@ def _panels(entry: dict[str, Any]) -> list[Panel]:
     return [panel(f"{title}, block {k + 1}", [*start, *heads(block, "learned")]) for k, block in enumerate(entry["final"])]
 
 
-def _shown(name: str, value: float) -> float:
-    """The value in the unit of its picture: a wavelength, a half-life, a slope; nothing for what is zero."""
-    if value == 0:
+def _shown(name: str, value: float | None) -> float:
+    """The value in the unit of its picture: a wavelength, a half-life, a slope; nothing for what is zero or lost."""
+    if not value:
         return math.nan
     return {"freq": 2 * math.pi / abs(value), "rate": math.log(2) / value}.get(name, value)
 

@@ -44,7 +44,7 @@ class Settings:
     """A file to train on, as bytes (default: the English text that every CPython carries)."""
     bin: tuple[Path, ...] = ()
     """Two files of uint16 tokens to train and to evaluate on, as nanoGPT writes them: --bin train.bin val.bin."""
-    steps: int = 600
+    steps: int = 750
     """Optimiser steps of every run."""
     batch: int = 16
     """Sequences in a step."""

@@ -24,7 +24,7 @@ class Trained:
     """A run that reached its last step.
 
     Units: ``seconds`` over all steps, ``step_seconds`` their median; ``train_bits`` the mean loss since the last logged
-    step, in bits. ``diverged_at`` is the step whose loss was no longer finite, if any.
+    step, in bits. ``diverged_at`` is the step after which the loss or a learned number of the encoding was no longer finite, if any.
     """
 
     model: SmallGPT
@@ -96,7 +96,7 @@ def train(spec: str, seed: int, settings: Settings, corpus: Corpus, folder: RunF
         state["step"] += 1
         state["seconds"].append(time.perf_counter() - begun)
         state["pending"].append(loss / math.log(2))
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) or not model.is_finite():
             state["diverged_at"] = state["step"]
         bits = state["pending"][-1]
         last = state["step"] == settings.steps or state["diverged_at"] is not None

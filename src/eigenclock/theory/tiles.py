@@ -10,8 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-EXPONENT_BOUND = 60.0
-"""Largest |exponent| of a factor inside a leaf, whose reference is its middle (float32 and bfloat16 end at 88)."""
+EXPONENT_BOUND = 40.0
+"""Largest |exponent| of a factor inside a leaf, whose reference is its middle: a product of two stays a normal float32 (they end at
+exp(88) above and exp(-87) below, and subnormal numbers slow matrix products down several times)."""
+
+FACTOR_FLOOR = 41.0
+"""Exponents of a factor stop here in float32: exp(-41) = 2e-18 of a logit is below every rounding, and exp() of more is slow."""
 
 LEAVES = (128, 16, 1)
 """Leaf sizes, tried in turn where the exponents of a leaf break the bound; a leaf of one token has exponent 0."""

@@ -1,0 +1,19 @@
+"""Benchmarks side by side with what a user would otherwise call, each against a target that has to hold.
+
+A family is a function of a size factor that returns its cases. To add one write one file in ``cases/`` and one line here.
+"""
+
+from collections.abc import Callable
+
+from eigenclock.bench.case import Case
+from eigenclock.bench.cases import bias, damped, importing, memory, rotation
+
+BENCHES: dict[str, Callable[[float], tuple[Case, ...]]] = {
+    "rotation": rotation.cases,
+    "damped": damped.cases,
+    "bias": bias.cases,
+    "memory": memory.cases,
+    "import": importing.cases,
+}
+
+__all__ = ["BENCHES", "Case"]

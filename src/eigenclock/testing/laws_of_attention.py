@@ -1,0 +1,264 @@
+"""The laws of encodings and backends: scores of the lag alone, specs and states that round trip, results of the reference."""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eigenclock.attention import BACKENDS, Backend, attention, scores
+from eigenclock.attention.problem import build
+from eigenclock.encodings import Encoding, alibi, damped_rope, decay, decay_bias, encoding, nope, rope, two_sided
+from eigenclock.testing.laws import LawError, close, holds
+
+Formula = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def check_encoding(enc: Encoding, *, times: Any = None, formula: Formula | None = None, atol: float = 1e-9, compiled: bool = False) -> None:
+    """The laws of an encoding.
+
+    Scores depend on t - s only; they are scale * q^T exp((t-s)L) k + bias with the dense ``matrix_exp``; ``attention`` is the softmax of
+    them; text, dict and JSON specs build it again; a state dict carries the learned numbers and nothing else; ``.half()``,
+    ``.bfloat16()``, a copy and construction on the meta device leave the numbers alone; every learned number gets a gradient.
+
+    Args:
+        times: increasing example times (T,), in the unit its clock reads; left out, irregular float64 times between 0 and 12. Choose
+            them so that they last a few half-lives: lags too small to matter prove little.
+        formula: the scores of the source written out, (q, k, query_times, key_times) -> logits, scaled, in float64, before any mask.
+        compiled: also run it under ``torch.compile(fullgraph=True)`` (a few seconds).
+    Shape: formula takes q (1, H, T, D), k (1, G, T, D), times (T,) in ticks, and returns (1, H, T, T).
+    Raises: LawError.
+
+    >>> from eigenclock.encodings import rope
+    >>> check_encoding(rope(8, heads=2, theta=100.0))
+    """
+    where = str(enc)
+    random = torch.Generator().manual_seed(0)
+    if times is None:
+        times = torch.rand(9, dtype=torch.float64, generator=random).cumsum(0).mul(4096).round().div(4096) * 2.5
+    times = torch.as_tensor(times)
+    h, g, n = enc.heads, enc.kv_heads or enc.heads, times.shape[-1]
+    q, k, v = (torch.randn(1, heads, n, enc.head_dim, dtype=torch.float64, generator=random) for heads in (h, g, g))
+    base = scores(q, k, enc, times=times)
+    for causal in (True, False) if _both_ways(enc) else (True,):
+        z = scores(q, k, enc, times=times, causal=causal)
+        for shift in (8192, -5):
+            close(f"a common shift of the times by {shift} leaves scores alone", where, scores(q, k, enc, times=times + shift, causal=causal), z, atol)
+    _check_dense(enc, q, k, times, base, formula, atol, where)
+    expected = base.softmax(-1) @ v.repeat_interleave(h // g, 1)
+    close("attention is the softmax of the scores", where, attention(q, k, v, enc, times=times), expected, 100 * atol)
+    lifted = sum(lift.generator.dim for lift in enc.lifts())
+    holds("the form has the width of the head and the lifts", where, enc.form.dim == enc.head_dim + lifted, enc.form.dim, enc.head_dim + lifted)
+    acts = ("score", "weight", "both", "nothing")
+    holds("acts_on says what it acts on", where, enc.acts_on in acts, enc.acts_on, acts)
+    _check_specs(enc, where)
+    _check_state(enc, where)
+    if any(p.requires_grad for p in enc.parameters()):
+        names, leaves = zip(*enc.named_parameters(), strict=True)
+        total = base.masked_fill(base == -math.inf, 0.0).sin().sum()
+        found = torch.autograd.grad(total, leaves, allow_unused=True) if total.requires_grad else [None] * len(leaves)
+        for name, got in zip(names, found, strict=True):
+            alive = got is not None and bool(torch.isfinite(got).all()) and bool((got != 0).any())
+            holds(f"the learned {name} gets a finite gradient", where, alive, "none" if got is None else got.tolist(), "finite, not all 0")
+    if compiled:
+        run = torch.compile(lambda *qkv: attention(*qkv, enc, times=times), fullgraph=True, backend="aot_eager")
+        close("it compiles, and the result is the same", where, run(q, k, v), attention(q, k, v, enc, times=times), 100 * atol)
+
+
+def _both_ways(enc: Encoding) -> bool:
+    """Whether it may be used without ``causal``: it is two-sided, or only turns."""
+    split = enc.generator().split()
+    return enc.sides == 2 or (split.rate is None and split.nilpotent is None and not enc.lifts())
+
+
+def _check_dense(enc: Encoding, q: Tensor, k: Tensor, times: Tensor, z: Tensor, formula: Formula | None, atol: float, where: str) -> None:
+    """The scores against dense matrix exponentials, and against the formula of the source."""
+    ticks = enc.clock(times).ticks
+    lag = ticks[:, None] - ticks
+    seen = torch.isfinite(z)
+    lag = lag.clamp_min(0.0)  # what lies in the future is masked
+    L = enc.generator().matrix()
+    keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    L = L.expand(k.shape[1], *L.shape[-2:]).repeat_interleave(q.shape[1] // k.shape[1], 0)
+    moved = torch.linalg.matrix_exp(lag[None, :, :, None, None] * L[:, None, None])  # (H, T, S, D, D)
+    dense = torch.einsum("bhti,htsij,bhsj->bhts", q, moved, keys) * enc.head_dim**-0.5
+    for lift in enc.lifts():
+        dense = dense + lift.bias(lag.expand(q.shape[1], *lag.shape))
+    close("scores are scale * q^T exp((t-s)L) k + bias", where, torch.where(seen, z, 0.0), torch.where(seen, dense, 0.0), atol)
+    if formula is not None:
+        written = formula(q, k, ticks, ticks).double()
+        close("scores are those of the formula", where, torch.where(seen, z, 0.0), torch.where(seen, written, 0.0), atol)
+
+
+def _numbers(enc: Encoding) -> list[Tensor]:
+    """All the numbers an encoding acts with, dense."""
+    out = [enc.generator().matrix().detach()]
+    for lift in enc.lifts():
+        out += [lift.generator.matrix().detach(), lift.query.detach().double(), lift.key.detach().double()]
+    return out
+
+
+def _same(law: str, where: str, got: Encoding, expected: Encoding) -> None:
+    a, b = _numbers(got), _numbers(expected)
+    holds(f"{law} (lifts)", where, len(a) == len(b), len(a), len(b))
+    for x, y in zip(a, b, strict=True):
+        close(law, where, x, y, 0.0)
+
+
+def _check_specs(enc: Encoding, where: str) -> None:
+    start = copy.deepcopy(enc)
+    start.reset_parameters()  # a spec holds the start values
+    ways = {"text": str(enc), "dict": enc.spec}
+    try:
+        ways["JSON"] = json.loads(json.dumps(enc.spec))
+    except TypeError as error:
+        raise LawError("the spec is plain data that JSON can carry", measured=str(error), limit="plain data", where=where) from None
+    for kind, spec in ways.items():
+        again = encoding(spec)
+        holds(f"the {kind} spec builds an encoding with the same text", where, str(again) == str(enc), str(again), str(enc))
+        _same(f"the {kind} spec builds the same numbers", where, again, start)
+        holds(f"the {kind} spec keeps the clock", where, again.clock.spec() == enc.clock.spec(), again.clock.spec(), enc.clock.spec())
+    try:
+        with torch.device("meta"):
+            built = encoding(enc.spec)
+    except (NotImplementedError, RuntimeError) as error:
+        law = "it can be built on the meta device (make numbers with device='cpu')"
+        raise LawError(law, measured=str(error).splitlines()[0], limit="no error", where=where) from error
+    _same("construction on the meta device leaves the numbers alone", where, built, start)
+
+
+def _check_state(enc: Encoding, where: str) -> None:
+    learned = {name for name, _ in enc.named_parameters()}
+    holds("the state dict holds the learned numbers only", where, set(enc.state_dict()) == learned, sorted(enc.state_dict()), sorted(learned))
+    fresh = encoding(enc.spec)
+    fresh.load_state_dict(enc.state_dict())
+    _same("a state dict carries the numbers to a fresh encoding", where, fresh, enc)
+    _same("a copy has the same numbers", where, copy.deepcopy(enc), enc)
+    _same(".half() leaves the numbers alone", where, copy.deepcopy(enc).half(), enc)
+    _same(".bfloat16() leaves the numbers alone", where, copy.deepcopy(enc).bfloat16(), enc)
+
+
+# --- backends ----------------------------------------------------------------------------------------------------------------------
+
+
+class Carried(NamedTuple):
+    """What a backend carried and what it refused, with the reason, by the name of the case."""
+
+    carried: tuple[str, ...]
+    refused: dict[str, str]
+
+
+def default_encodings() -> tuple[Encoding, ...]:
+    """Small encodings of every kind of form, two heads of width 4, with learned numbers."""
+    return (
+        nope(4, heads=2),
+        rope(4, heads=2, theta=50.0, learn=("freq",)),
+        rope(4, heads=2, pairing="half"),
+        decay(4, heads=2, half_life=3.0, learn=("rate",)),
+        decay_bias(4, heads=2, half_life=(1.0, 9.0), learn=("rate",)),
+        damped_rope(4, heads=2, half_life=(0.5, 9.0), learn=("freq", "rate")),
+        alibi(4, heads=2, learn=("slope",)),
+        rope(4, heads=2) * alibi(4, heads=2),
+        rope(2, heads=2) + decay(2, heads=2, rate=0.1),
+        two_sided(damped_rope(4, heads=2, half_life=5.0)),
+    )
+
+
+def _ways(n: int) -> dict[str, dict[str, Any]]:
+    """Ways of calling, on ``n`` queries and keys."""
+    index = torch.arange(n)
+    return {
+        "causal": {},
+        "both directions": {"causal": False},
+        "window": {"window": 4},
+        "documents": {"documents": index // 6},
+        "padding": {"mask": (index >= 3).expand(2, -1)},
+        "per-row times": {"times": torch.stack([index * 0.7, index**1.5]).double()},
+        "log-sum-exp": {"return_lse": True},
+        "decode": {"queries": 3},
+    }
+
+
+def check_backend(
+    backend: Backend | str,
+    *,
+    encodings: Sequence[Encoding] | None = None,
+    dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
+    length: int = 19,
+    atol: float = 1e-10,
+) -> Carried:
+    """A backend against the reference: outputs and gradients equal wherever it claims a call, a reason in words wherever it refuses.
+
+    Every encoding is tried in every way of calling (causal or not, windows, documents, padding, times per row, log-sum-exp, a decode step)
+    in each dtype. Gradients are those of q, k, v, the times and every learned number.
+
+    Args:
+        backend: the value, or its name in ``BACKENDS``.
+        atol: the limit in float64; narrower dtypes get 2000 times their rounding step.
+    Returns: what was carried and what was refused, so that a caller can say what must be carried.
+    Raises: LawError; also where nothing at all is carried.
+
+    >>> sorted(check_backend("reference", dtypes=(torch.float64,), length=5).refused)
+    []
+    """
+    chosen = BACKENDS[backend] if isinstance(backend, str) else backend
+    carried, refused = [], {}
+    for enc in default_encodings() if encodings is None else encodings:
+        for way, options in _ways(length).items():
+            if options.get("causal") is False and not _both_ways(enc):
+                continue  # a decay towards the future is refused before any backend is asked
+            for dtype in dtypes:
+                name = f"{enc}, {way}, {str(dtype).removeprefix('torch.')}"
+                limit = atol if dtype == torch.float64 else 2000 * torch.finfo(dtype).eps
+                reason = _compare(chosen, enc, options, dtype, length, limit, f"{chosen.summary!r} on {name}")
+                if reason is None:
+                    carried.append(name)
+                else:
+                    refused[name] = reason
+    holds("a backend carries something", chosen.summary, bool(carried), "nothing", "at least one case")
+    return Carried(tuple(carried), refused)
+
+
+def _compare(backend: Backend, enc: Encoding, options: dict[str, Any], dtype: torch.dtype, n: int, atol: float, where: str) -> str | None:
+    """None where the backend carries the case (and is right), else its reason."""
+    random = torch.Generator().manual_seed(0)
+    queries = options.get("queries", n)
+    q, k, v = (torch.randn(2, enc.heads, m, enc.head_dim, generator=random).to(dtype).requires_grad_() for m in (queries, n, n))
+    times = options.get("times")
+    leaves = {"q": q, "k": k, "v": v, **dict(enc.named_parameters())}
+    if times is not None:
+        times = leaves["times"] = times.clone().requires_grad_()
+
+    want_lse = options.get("return_lse", False)
+
+    def run(which: Backend) -> tuple[str | None, list[Tensor]]:
+        problem = build(
+            q, k, v, enc, times=times, key_times=None, x=None, key_x=None, causal=options.get("causal", True), window=options.get("window"),
+            documents=options.get("documents"), mask=options.get("mask"), scale=None, want_lse=want_lse,
+        )  # fmt: skip
+        reason = which.refuses(problem)
+        if reason is not None:
+            holds("a refusal is a reason in words", where, isinstance(reason, str) and len(reason.split()) > 1, reason, "a few words")
+            return reason, []
+        out, lse = which.run(problem)
+        holds("the output has the shape of q and the dtype of q", where, out.shape == q.shape and out.dtype == dtype, (out.shape, out.dtype), (q.shape, dtype))
+        parts = [out]
+        if want_lse:
+            if lse is None:
+                raise LawError("the log-sum-exp is returned where it was asked for", measured=None, limit="(B, H, T)", where=where)
+            parts.append(lse)
+        total = sum((part.masked_fill(part == -math.inf, 0.0).double().sin().sum() for part in parts), torch.zeros((), dtype=torch.float64))
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        return None, parts + [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves.values(), strict=True)]
+
+    reason, got = run(backend)
+    if reason is not None:
+        return reason
+    expected = run(BACKENDS["reference"])[1]
+    names = ["the output", *(["the log-sum-exp"] if want_lse else []), *(f"the gradient to {name}" for name in leaves)]
+    for name, a, b in zip(names, got, expected, strict=True):
+        close(f"{name} is that of the reference", where, a, b, atol)
+    return None

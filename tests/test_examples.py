@@ -1,0 +1,149 @@
+"""The examples: what they claim, as numbers, and that each runs as a script."""
+
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import eigenclock as ec
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def snippet():
+    return load("damped_rope_snippet")
+
+
+@pytest.fixture(scope="module")
+def ticks():
+    return load("irregular_ticks")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_runs_as_a_script(path):
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "src")}
+    run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+
+
+# --- the snippet -------------------------------------------------------------------------------------------------------------------
+
+
+def test_special_cases_agree(snippet):
+    gaps = snippet.special_cases()
+    assert len(gaps) == 3
+    assert max(gaps.values()) < 1e-13
+
+
+def test_snippet_and_encoding_agree_where_the_snippet_is_sound(snippet):
+    torch.manual_seed(1)
+    q, k, v = torch.randn(3, 2, 3, 20, 8, dtype=torch.float64)
+    t, omega, alpha = torch.rand(20, dtype=torch.float64).cumsum(0), torch.rand(4, dtype=torch.float64), -0.3
+    theirs = snippet.snippet_scores(q, k, t, omega, alpha)
+    ours = ec.scores(q, k, ec.damped_rope(8, freq=omega, rate=-alpha), times=t)
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-12)
+    # The sign is part of the claim: turning one side the other way is another encoding.
+    other = ec.scores(q, k, ec.damped_rope(8, freq=-omega, rate=-alpha), times=t)
+    assert float((torch.where(theirs.isfinite(), theirs - other, 0.0)).abs().max()) > 0.1
+    one_map = snippet.damped_rope(q, t, omega, alpha) @ snippet.damped_rope(k, t, omega, alpha).mT / math.sqrt(8)
+    assert float((one_map - ours).tril().nan_to_num().abs().max()) > 0.1  # the same map on both sides is right for rotations only
+
+
+@pytest.mark.parametrize("length", [178, 1024])
+def test_snippet_breaks_beyond_88_where_ours_is_exact(snippet, length):
+    assert 0.5 * (length - 1) > 88
+    theirs, ours = snippet.compare(length)
+    assert math.isnan(theirs)
+    assert ours < 2e-6
+
+
+def test_snippet_is_sound_below_88(snippet):
+    theirs, ours = snippet.compare(128)
+    assert theirs < 2e-6
+    assert ours < 2e-6
+
+
+def test_what_is_not_finite_are_keys(snippet):
+    k, t = torch.ones(400, 2), torch.arange(400.0)
+    moved = snippet.damped_rope(k, t, torch.tensor([1.0]), 0.25)  # keys take -alpha
+    finite = moved.isfinite().all(-1)
+    assert bool(finite[t * 0.25 < 88].all())
+    assert not bool(finite[t * 0.25 > 90].any())
+
+
+def test_drop_in_has_gradients_for_everything(snippet):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 300, 8, requires_grad=True) for _ in range(3))
+    t = torch.arange(300, dtype=torch.float64).requires_grad_()
+    snippet.damped_attention(q, k, v, t, torch.rand(4), -5.0).square().sum().backward()
+    for x in (q, k, v, t):
+        assert bool(x.grad.isfinite().all())
+        assert bool((x.grad != 0).any())
+
+
+# --- the ticks ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_stamps_are_what_the_example_says(ticks):
+    stamps, features = ticks.trades(500)
+    assert stamps.dtype == torch.int64
+    steps = stamps.diff()
+    assert bool((steps >= 0).all())
+    assert bool((steps == 0).any())
+    assert features.shape == (500, 3)
+    # 1e18 ns: neither float32 nor float64 holds a stamp of this size to the nanosecond.
+    assert int(stamps[-1].double().long() - stamps[-1]) != 0 or int((stamps[-1] + 1).double().long()) != int(stamps[-1]) + 1
+
+
+@pytest.mark.parametrize("name", ["gain", "recency"])
+def test_ticks_equal_the_oracle(ticks, name):
+    stamps, features = ticks.trades(300)
+    enc = ticks.encodings()[name]
+    q, k, v = ticks.project(features)
+    z = ec.scores(q, k, enc, times=stamps, window="5min")
+    # float32, and a bias that runs to hundreds of half-lives: 1e-4 of a logit on values up to 3.
+    torch.testing.assert_close(ticks.attend(stamps, features, enc).double(), z.softmax(-1) @ v.double(), rtol=0, atol=3e-4)
+    age = stamps[:, None] - stamps
+    assert bool((z[0, 0][age >= 300 * ticks.SECOND] == -math.inf).all())
+    allowed = (age < 300 * ticks.SECOND) & (torch.arange(300)[:, None] >= torch.arange(300))
+    assert bool(z[0, 0][allowed].isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["gain", "recency"])
+def test_decode_equals_the_row(ticks, name):
+    stamps, features = ticks.trades(300)
+    enc = ticks.encodings()[name]
+    full = ticks.attend(stamps, features, enc)[:, :, -1:]
+    torch.testing.assert_close(ticks.decode(stamps, features, enc), full, rtol=0, atol=3e-4)
+
+
+def test_half_life_is_half_an_hour(ticks):
+    """An inner product thirty minutes old counts half; the clock reads nanoseconds."""
+    enc = ec.damped_rope(16, heads=4, freq=torch.zeros(8), half_life="30min", clock=ec.Timestamps("ns", per="s"))
+    q = torch.ones(1, 4, 2, 16)
+    z = ec.scores(q, q, enc, times=torch.tensor([0, 1800 * ticks.SECOND]) + ticks.OPENING)
+    torch.testing.assert_close(z[..., 1, 0], z[..., 1, 1] / 2)
+    torch.testing.assert_close(ticks.encodings()["gain"].generator().rate, enc.generator().rate)
+
+
+def test_a_nanosecond_matters(ticks):
+    """Two clocks that differ by one nanosecond at 1.77e18 give different scores, by the right amount."""
+    enc = ec.decay_bias(4, heads=1, rate=1.0, clock=ec.Timestamps("ns", per="ns"))
+    q = torch.zeros(1, 1, 2, 4)
+    for gap in (1, 2, 1000):
+        z = ec.scores(q, q, enc, times=torch.tensor([ticks.OPENING, ticks.OPENING + gap]))
+        assert float(z[0, 0, 1, 0]) == -gap

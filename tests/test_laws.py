@@ -1,0 +1,511 @@
+"""Every entry of the registries under its shipped checker, properties over random generators, and proof that each checker can fail."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import eigenclock as ec
+from eigenclock.attention import Backend
+from eigenclock.clocks.clock import Clock, Reading
+from eigenclock.encodings.base import Encoding, Recipe
+from eigenclock.encodings.parameter import Parameter
+from eigenclock.schedules import Spectrum
+from eigenclock.testing import LawError, check_backend, check_clock, check_encoding, check_generator, check_schedule, strategies
+from eigenclock.theory import Conjugate, DampedRotation, Decay, DirectSum, Generator, Jordan, Product, Rotation, Zero
+from eigenclock.theory.split import Split, Turn
+
+F64 = torch.float64
+
+
+def t(*values) -> Tensor:
+    return torch.tensor(values, dtype=F64)
+
+
+# One table per registry: a new entry without a row here is a failure.
+GENERATORS: dict[str, list[Generator]] = {
+    "zero": [Zero(1), Zero(5)],
+    "decay": [Decay(t(0.1, 0.0, 5.0), 3), Decay(t(0.3), 4), Decay(t([0.1], [2.0]), 3)],
+    "rotation": [Rotation(t(1.0, -0.3)), Rotation(t(1.0, 0.01), "half"), Rotation(t([1.0, 0.2], [0.5, 0.0]))],
+    "damped_rotation": [DampedRotation(t(0.1, 0.0), t(1.0, -2.0)), DampedRotation(t([0.1, 2.0], [0.0, 1.0]), t(1.0, 0.5), "half")],
+    "jordan": [
+        Jordan(t(0.0), order=2),
+        Jordan(t(0.5, 0.0), order=4),
+        Jordan(t(0.2, 0.0), order=3, freq=t(1.0, -0.5)),
+        Jordan(t([0.2, 0.1], [0.0, 1.0]), order=2, freq=t(0.3, 0.7), eta=t(0.5, 2.0), pairing="half"),
+    ],
+    "direct_sum": [DirectSum((Rotation(t(1.0)), Zero(2), Jordan(t(0.1), order=2))), DirectSum((Decay(t([0.1], [0.2]), 2), Zero(1)))],
+    "product": [Product(Rotation(t(1.0, 0.5)), Decay(t(0.2), 4)), Product(Jordan(t(0.0), order=3), Decay(t(0.4), 3))],
+    "conjugate": [Conjugate(Jordan(t(0.1), order=2), t([1.0, 2.0], [0.0, 1.0])), Conjugate(Decay(t(0.1, 3.0), 2), t([[2.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]))],
+}
+SCHEDULES = {
+    "geometric": [(ec.geometric(10000.0), {4: [1, 0.1, 0.01, 0.001]}), (ec.geometric((100.0, 10000.0)), {2: [[1, 0.1], [1, 0.01]]})],
+    # The slopes printed in the paper for 8 heads, and those of the authors' code for 12.
+    "alibi": [
+        (
+            ec.alibi_slopes(),
+            {8: [2.0**-i for i in range(1, 9)], 12: [2.0**-i for i in range(1, 9)] + [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]},
+        )
+    ],
+    "half_lives": [(ec.half_lives(1.0, 100.0), {3: [math.log(2), math.log(2) / 10, math.log(2) / 100]})],
+}
+NOW = 1_700_000_000_000_000_000
+CLOCKS = {
+    "index": [(ec.Index(), torch.arange(7), None), (ec.Index(), t(-3.5, 0.0, 0.25, 9.0), None)],
+    "timestamps": [
+        (ec.Timestamps("ns"), torch.tensor([NOW, NOW + 1, NOW + 5_000_000_000, NOW + 5_000_000_001]), None),
+        (ec.Timestamps("ms", per="min", decreasing="sort"), torch.tensor([0, 10, 60_000]), None),
+        (ec.Timestamps("d", per="w"), t(0.5, 7.5, 7.75, 90.0), None),
+    ],
+    "documents": [(ec.Documents(), torch.arange(6), torch.tensor([7, 7, 9, 9, 9, 7]))],
+}
+MINUTES = torch.tensor([0, 1, 20, 21, 45, 46, 90, 91, 120]) * 60_000_000_000 + NOW
+
+
+def _turned(x: Tensor, angle: Tensor) -> Tensor:
+    """Each pair (2i, 2i + 1) of the last axis as a complex number, turned."""
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * torch.polar(torch.ones_like(angle), angle)
+
+
+def _rope_formula(freq: Tensor, rate: float = 0.0):
+    def formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        product = torch.einsum("bhtn,bhsn->bhts", _turned(q, s[:, None] * freq), _turned(k, u[:, None] * freq).conj()).real
+        return product * torch.exp(-rate * (s[:, None] - u)) / math.sqrt(q.shape[-1])
+
+    return formula
+
+
+def _alibi_formula(slopes: Tensor):
+    return lambda q, k, s, u: q @ k.mT / math.sqrt(q.shape[-1]) - slopes[:, None, None] * (s[:, None] - u)
+
+
+# name -> encodings with the keywords of the check
+ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
+    "nope": [(ec.nope(6, heads=2), {"formula": lambda q, k, s, u: q @ k.mT / math.sqrt(6)})],
+    "rope": [
+        (ec.rope(8, heads=2, theta=100.0), {"formula": _rope_formula(100.0 ** -(torch.arange(4, dtype=F64) / 4))}),
+        (ec.rope(8, heads=2, rotary_dim=4, pairing="half", learn="freq"), {}),
+        (ec.rope(8, heads=4, kv_heads=2, theta=(10.0, 1e4)), {}),
+        (ec.rope(4, freq=ec.half_lives(3.0, 9.0)), {}),
+    ],
+    "decay": [
+        (ec.decay(4, heads=2, half_life=3), {"formula": lambda q, k, s, u: q @ k.mT / 2 * 0.5 ** ((s[:, None] - u) / 3)}),
+        (ec.decay(4, heads=2, half_life=(0.5, 30.0), learn="rate"), {"compiled": True}),
+        (ec.decay(4, half_life="30min", clock=ec.Timestamps("ns")), {"times": MINUTES}),
+    ],
+    "decay_bias": [
+        (ec.decay_bias(4, heads=2, rate=[0.1, 0.7]), {"formula": _alibi_formula(t(0.1, 0.7))}),
+        (ec.decay_bias(4, heads=2, half_life=(1.0, 9.0), learn="rate"), {}),
+        (ec.decay_bias(4, heads=3, half_life=("1min", "2h"), clock=ec.Timestamps("ns", per="min")), {"times": MINUTES}),
+    ],
+    "damped_rope": [
+        (ec.damped_rope(4, heads=2, freq=[1.0, 0.1], rate=0.2), {"formula": _rope_formula(t(1.0, 0.1), rate=0.2)}),
+        (ec.damped_rope(4, heads=2, freq=[-1.0, 0.1], half_life=(0.5, 20.0), pairing="half", learn=("freq", "rate")), {}),
+        (ec.damped_rope(4, heads=2), {}),
+    ],
+    "alibi": [
+        (ec.alibi(4, heads=8), {"formula": _alibi_formula(2.0 ** -torch.arange(1, 9, dtype=F64))}),
+        (ec.alibi(4, heads=6, kv_heads=2, learn="slope"), {}),
+    ],
+    "two_sided": [(ec.two_sided(ec.damped_rope(4, heads=2, half_life=5.0)), {}), (ec.two_sided(ec.alibi(4, heads=2)), {})],
+    "sums and products": [
+        (ec.rope(4, heads=2) * ec.alibi(4, heads=2, learn="slope"), {}),
+        (ec.rope(4, heads=2) + ec.decay(2, heads=2, half_life=4.0), {}),
+        ((ec.rope(2) + ec.nope(2)) * ec.decay(4, rate=0.1) * ec.decay_bias(4, heads=2, rate=0.3), {}),
+    ],
+}
+
+
+def _rows(table):
+    return [pytest.param(row, id=f"{name}-{i}") for name, rows in table.items() for i, row in enumerate(rows)]
+
+
+def test_every_registered_thing_has_a_row():
+    assert set(GENERATORS) == set(ec.GENERATORS)
+    assert set(SCHEDULES) == set(ec.SCHEDULES)
+    assert set(CLOCKS) == set(ec.CLOCKS)
+    assert set(ENCODINGS) == {*ec.ENCODINGS, "sums and products"}
+    for name, rows in GENERATORS.items():
+        assert all(type(row) is ec.GENERATORS[name] for row in rows)
+    for name, rows in SCHEDULES.items():
+        assert all(type(schedule) is ec.SCHEDULES[name] for schedule, _ in rows)
+
+
+@pytest.mark.parametrize("generator", _rows(GENERATORS))
+def test_generators(generator):
+    check_generator(generator)
+
+
+@pytest.mark.parametrize("row", _rows(SCHEDULES))
+def test_schedules(row):
+    check_schedule(row[0], expected=row[1])
+
+
+@pytest.mark.parametrize("row", _rows(CLOCKS))
+def test_clocks(row):
+    check_clock(row[0], row[1], documents=row[2])
+
+
+@pytest.mark.parametrize("row", _rows(ENCODINGS))
+def test_encodings(row):
+    check_encoding(row[0], **row[1])
+
+
+@pytest.mark.parametrize("name", list(ec.BACKENDS))
+def test_backends(name):
+    carried, refused = check_backend(name)
+    if name != "sdpa":  # these two carry everything that the check asks for
+        assert not refused
+    else:  # and this one what only turns, or adds a bias
+        assert any(case.startswith("rope(head_dim=4, heads=2, theta=50.0") and ", causal, float32" in case for case in carried)
+        assert any(case.startswith("alibi(") and ", causal, float32" in case for case in carried)
+        assert all("log-sum-exp" in reason for case, reason in refused.items() if case.startswith("nope"))
+
+
+# --- properties --------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(strategies.generators(max_order=4))
+def test_any_generator_keeps_the_laws(generator):
+    # Rates and frequencies come from a continuum and a basis may be turned: rounding is measured in units of a few thousand steps.
+    check_generator(generator, atol=1e-7)
+
+
+@settings(max_examples=15)
+@given(strategies.generators(max_order=4, heads=2))
+def test_any_generator_with_heads_keeps_the_laws(generator):
+    check_generator(generator, atol=1e-7)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 4).flatmap(strategies.blocks), strategies.times(min_size=2, max_size=8), st.data())
+def test_queries_and_keys_meet_in_the_lag(generator, times, data):
+    """<exp(tL)^T q, exp(-sL) k> = q^T exp((t-s)L) k for t, s around one reference, whatever the block."""
+    q, k = (data.draw(strategies.tensors(times.numel(), generator.dim)) for _ in range(2))
+    ticks = (times - times[0]) / (1 + float(times[-1] - times[0]))  # within one unit, so that nothing outgrows float64
+    met = generator.T.act(q, ticks) @ generator.act(k, -ticks).mT
+    lag = ticks[:, None] - ticks
+    dense = torch.einsum("ti,tsij,sj->ts", q, generator.matrix(lag), k)
+    torch.testing.assert_close(met, dense, rtol=0, atol=1e-9 * (1 + float(dense.abs().max())))
+
+
+@given(strategies.times(min_size=3, max_size=20))
+def test_the_strategy_of_times_gives_clocks_that_are_in_order(times):
+    assert times.dtype == F64
+    assert bool((times.diff() >= 0).all())
+    assert 3 <= times.numel() <= 20
+
+
+def test_the_strategies_reach_every_kind_and_order():
+    seen: set[str] = set()
+
+    @settings(max_examples=200, derandomize=True, database=None)
+    @given(strategies.generators(max_order=4))
+    def collect(generator):
+        seen.update(str(block) for block, _ in generator.form)
+        seen.add(type(generator).__name__)
+
+    collect()
+    wanted = {"Z", "D", "R", "S", *(f"{kind}{order}" for kind in "ZRSD" for order in (2, 3, 4)), "DirectSum", "Product", "Conjugate"}
+    assert wanted <= seen
+
+
+# --- each checker fails on a broken thing ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Generator):
+    """A damped rotation of one pair with one thing wrong."""
+
+    fault: str
+    rate: Tensor
+    freq: Tensor
+
+    @property
+    def good(self) -> DampedRotation:
+        return DampedRotation(self.rate, self.freq)
+
+    @property
+    def dim(self) -> int:
+        return 2
+
+    @property
+    def heads(self) -> int:
+        return 1
+
+    def blocks(self):
+        if self.fault == "hides its decay":
+            return Rotation(self.freq).blocks()
+        return DampedRotation(t(0.2, 0.2), t(1.0, 1.0)).blocks() if self.fault == "form too wide" else self.good.blocks()
+
+    def act(self, x, t):
+        if self.fault == "not the identity at 0":
+            return self.good.act(x, t + 0.1)
+        if self.fault == "not a group":
+            return self.good.act(x, t) * (1 + t * t)[..., None]
+        if self.fault == "another clock":
+            return self.good.act(x, 2 * t)
+        if self.fault == "loses the gradient":
+            return self.good.act(x, t.detach())
+        return self.good.act(x, t).double() if self.fault == "changes the dtype" else self.good.act(x, t)
+
+    def transpose(self):
+        if self.fault == "one map on both sides":
+            return self
+        return DampedRotation(self.rate, self.freq if self.fault == "transpose keeps the sign" else -self.freq)
+
+    def split(self):
+        rate = self.rate.repeat(2)
+        if self.fault == "parts do not commute":
+            rate = rate * t(1.0, 3.0)
+        if self.fault == "grows":
+            rate = -rate
+        return Split(2, (Turn(0, self.freq),), rate)
+
+
+def broken(fault: str) -> Broken:
+    return Broken(fault, t(0.2), t(1.0))
+
+
+def test_the_broken_generator_without_a_fault_is_right():
+    check_generator(broken(""))
+
+
+@pytest.mark.parametrize(
+    ("fault", "law"),
+    [
+        ("not the identity at 0", "identity"),
+        ("not a group", "exp(tL) exp(sL)"),
+        ("another clock", "derivative"),
+        ("one map on both sides", "transpose acts"),
+        ("transpose keeps the sign", "transpose acts"),
+        ("parts do not commute", ""),  # the parts no longer sum to the L of `act` either
+        ("grows", ""),
+        ("hides its decay", "decaying part shows in the form"),
+        ("form too wide", "form has the width"),
+        ("loses the gradient", "gradient to the times"),
+        ("changes the dtype", "dtype"),
+    ],
+)
+def test_check_generator_can_fail(fault, law):
+    with pytest.raises(LawError) as caught:
+        check_generator(broken(fault))
+    assert law in caught.value.law
+    assert caught.value.where == "Broken"
+    assert "measured" in str(caught.value) and "limit" in str(caught.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    """A schedule with one thing wrong.
+
+    Units: radians.
+    """
+
+    fault: str = ""
+
+    def __call__(self, n: int) -> Spectrum:
+        values = torch.linspace(1, 2, n + (self.fault == "one too many"), dtype=torch.float32 if self.fault == "float32" else F64)
+        if self.fault == "zero":
+            values[0] = 0.0
+        if self.fault == "random":
+            values = values + torch.rand(n, dtype=F64)
+        return values if self.fault == "a tensor" else Spectrum(values, 0.0 if self.fault == "no scale" else 1.0)
+
+
+class Undocumented(Bad):
+    """A schedule that says nothing about its scale."""
+
+
+class Thawed:
+    """Units: radians."""
+
+    def __call__(self, n: int) -> Spectrum:
+        return Bad()(n)
+
+
+def test_check_schedule_can_fail():
+    check_schedule(Bad(), expected={3: [1, 1.5, 2]})
+    for fault in ("one too many", "float32", "zero", "random", "a tensor", "no scale"):
+        with pytest.raises(LawError):
+            check_schedule(Bad(fault))
+    with pytest.raises(LawError, match="published numbers"):
+        check_schedule(Bad(), expected={3: [1, 1.5, 2.0001]})
+    with pytest.raises(LawError, match="units"):
+        check_schedule(Undocumented())
+    with pytest.raises(LawError, match="frozen"):
+        check_schedule(Thawed())
+
+
+class BadClock(Clock):
+    """The index clock with one thing wrong."""
+
+    def __init__(self, fault: str = ""):
+        super().__init__()
+        self.fault = fault
+        if fault == "rounds with casts":
+            self.factor = nn.Parameter(torch.tensor(0.1, dtype=F64), requires_grad=False)
+
+    def spec(self):
+        return {"name": "index", "fault": self.fault} if self.fault == "spec of another" else {"name": "bad", "fault": object() if self.fault == "odd spec" else ""}
+
+    def forward(self, times=None, *, length=None, origin=None, documents=None, mask=None, x=None, device=None):
+        if self.fault == "lets NaN in":
+            times = torch.as_tensor(times).double().nan_to_num()
+        if times is None:
+            ticks = torch.arange(length, dtype=F64)
+            return Reading(-ticks if self.fault == "documents go back" else ticks, None)
+        reading = ec.Index()(times, origin=origin)
+        ticks = reading.ticks
+        if self.fault == "bends time":
+            ticks = (torch.as_tensor(times).double().abs() + 1).log()
+        if self.fault == "goes back":
+            ticks = -ticks
+        if self.fault == "forgets the origin":
+            ticks = ticks - ticks[..., :1]
+        if self.fault == "float32":
+            ticks = ticks.float()
+        if self.fault == "one clock for the batch" and ticks.ndim == 2:
+            ticks = ticks.flatten().cumsum(0).view_as(ticks)
+        if self.fault == "no gradient":
+            ticks = ticks.detach()
+        return Reading(ticks * self.factor.double() if self.fault == "rounds with casts" else ticks, reading.origin)
+
+
+def test_check_clock_can_fail():
+    times, documents = torch.arange(6), torch.tensor([0, 0, 0, 1, 1, 1])
+    check_clock(BadClock(), times, documents=documents)
+    laws = {
+        "bends time": "shift",
+        "goes back": "increasing times",
+        "forgets the origin": "two pieces",
+        "float32": "float64",
+        "one clock for the batch": "row in a batch",
+        "no gradient": "differentiable",
+        "rounds with casts": "casting",
+        "lets NaN in": "NaN",
+        "documents go back": "inside a document",
+        "odd spec": "plain data",
+    }
+    for fault, law in laws.items():
+        with pytest.raises(LawError) as caught:
+            check_clock(BadClock(fault), times, documents=documents)
+        assert law in caught.value.law
+    with pytest.raises((LawError, TypeError)):
+        check_clock(BadClock("spec of another"), times)
+
+
+class BadEncoding(Recipe):
+    """Damped RoPE with one thing wrong."""
+
+    def __init__(self, fault: str = "", clock: Clock | None = None, name: str = "damped_rope"):
+        parameters = {"freq": Parameter(t(1.0, 0.1)), "rate": Parameter(t([0.2, 0.2]), learned=True)}
+        if fault == "buffer":
+            parameters = {"freq": Buffered(t(1.0, 0.1)), "rate": parameters["rate"]}
+        options = {"freq": [1.0, 0.1], "rate": [0.2, 0.2], "learn": ["rate"]}
+        if fault == "spec forgets an option":
+            options.pop("freq")
+        super().__init__(name, 4, 1, None, clock, options, parameters, lambda values, recipe: self.make(values))
+        self.fault = fault
+
+    def make(self, values):
+        rate = values["rate"].detach() if self.fault == "no gradient" else values["rate"]
+        return DampedRotation(rate, values["freq"])
+
+
+class Buffered(nn.Module):
+    """Frequencies that a cast rounds."""
+
+    def __init__(self, value: Tensor):
+        super().__init__()
+        self.register_buffer("number", value)
+
+    def value(self, device=None) -> Tensor:
+        return self.number.double()
+
+
+@pytest.mark.parametrize(
+    ("fault", "law"),
+    [
+        ("spec forgets an option", "spec builds the same numbers"),
+        ("buffer", "state dict holds the learned numbers only"),
+        ("no gradient", "learned values.rate.raw gets a finite gradient"),
+    ],
+)
+def test_check_encoding_can_fail(fault, law):
+    with pytest.raises(LawError) as caught:
+        check_encoding(BadEncoding(fault))
+    assert law in caught.value.law
+
+
+def test_check_encoding_can_fail_on_what_it_computes(monkeypatch):
+    check_encoding(BadEncoding())
+    with pytest.raises(LawError, match="common shift"):
+        check_encoding(BadEncoding(clock=BadClock("bends time")))
+    with pytest.raises(LawError, match="formula"):
+        check_encoding(ec.damped_rope(4, freq=[1.0, 0.1], rate=0.2), formula=_rope_formula(t(1.0, 0.1), rate=0.21))
+    with pytest.raises(LawError, match="bfloat16|half"):
+        check_encoding(Rounding())
+    # A generator whose action is not exp(tL): its scores still depend on the lag alone.
+    monkeypatch.setattr(DampedRotation, "act", lambda self, x, t: Decay(self.rate.repeat_interleave(2, -1), self.dim).act(x, t))
+    with pytest.raises(LawError, match="matrix_exp|exp\\(\\(t-s\\)L\\)"):
+        check_encoding(ec.damped_rope(4, freq=[1.0, 0.1], rate=0.2))
+
+
+def on_any_device(head_dim, *, heads=1, kv_heads=None, clock=None):
+    """A recipe that makes its numbers wherever the default device is."""
+    return Recipe("on_any_device", head_dim, heads, kv_heads, clock, {}, {"freq": Parameter(torch.ones(head_dim // 2, dtype=F64))}, lambda v, _: Rotation(v["freq"]))
+
+
+def test_check_encoding_can_fail_on_the_meta_device(monkeypatch):
+    monkeypatch.setitem(ec.ENCODINGS, "on_any_device", on_any_device)
+    with pytest.raises(LawError, match="meta device"):
+        check_encoding(on_any_device(4))
+
+
+class Rounding(BadEncoding):
+    """Its learned rate follows casts."""
+
+    def _apply(self, fn, recurse=True):
+        out = super()._apply(fn, recurse)
+        raw = self.values["rate"].raw
+        if fn(torch.zeros((), dtype=torch.float32)).dtype != torch.float32:
+            raw.data = raw.data.bfloat16().float()
+        return out
+
+
+def wrapped(change=None, refuses=None) -> Backend:
+    """The reference, changed."""
+    good = ec.BACKENDS["reference"]
+
+    def run(problem):
+        out, lse = good.run(problem)
+        return change(problem, out, lse) if change else (out, lse)
+
+    return Backend("the reference, changed", refuses or good.refuses, run)
+
+
+def test_check_backend_can_fail():
+    small = {"length": 7, "dtypes": (F64,)}
+    assert not check_backend(wrapped(), **small).refused
+    with pytest.raises(LawError, match="output is that of the reference"):
+        check_backend(wrapped(lambda p, out, lse: (out + 1e-6, lse)), **small)
+    with pytest.raises(LawError, match="gradient to q"):
+        check_backend(wrapped(lambda p, out, lse: (out.detach() + 0 * p.q.sum() + 0 * p.k.sum() + 0 * p.v.sum(), lse)), **small)
+    with pytest.raises(LawError, match="gradient to times|gradient to values"):
+        forget = wrapped(lambda p, out, lse: (out, lse))
+        no_times = Backend("no times", forget.refuses, lambda p: forget.run(dataclasses.replace(p, key_times=p.key_times.detach(), query_times=p.query_times.detach())))
+        check_backend(no_times, **small)
+    with pytest.raises(LawError, match="log-sum-exp"):
+        check_backend(wrapped(lambda p, out, lse: (out, None)), **small)
+    with pytest.raises(LawError, match="dtype of q"):
+        check_backend(wrapped(lambda p, out, lse: (out.float(), lse)), **small)
+    with pytest.raises(LawError, match="reason in words"):
+        check_backend(wrapped(refuses=lambda p: "no"), **small)
+    with pytest.raises(LawError, match="carries something"):
+        check_backend(wrapped(refuses=lambda p: "it is a holiday"), **small)
