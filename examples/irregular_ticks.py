@@ -37,9 +37,10 @@ def encodings(heads: int = 4, width: int = 16) -> dict[str, ec.Encoding]:
     time of its own in each head, from one second to 30 minutes; it multiplies a rotation whose periods are counted in seconds.
     """
     clock = ec.Timestamps("ns", per="s")
+    bias = ec.decay_bias(width, heads=heads, half_life=("1s", "30min"), clock=clock)
     return {
         "gain": ec.damped_rope(width, heads=heads, theta=1e4, half_life="30min", clock=clock),
-        "recency": ec.rope(width, heads=heads, theta=1e4, clock=clock) * ec.decay_bias(width, heads=heads, half_life=("1s", "30min"), clock=clock),
+        "recency": ec.rope(width, heads=heads, theta=1e4, clock=clock) * bias,
     }
 
 

@@ -51,7 +51,7 @@ def test_special_cases_agree(snippet):
 
 def test_snippet_and_encoding_agree_where_the_snippet_is_sound(snippet):
     torch.manual_seed(1)
-    q, k, v = torch.randn(3, 2, 3, 20, 8, dtype=torch.float64)
+    q, k = torch.randn(2, 2, 3, 20, 8, dtype=torch.float64)
     t, omega, alpha = torch.rand(20, dtype=torch.float64).cumsum(0), torch.rand(4, dtype=torch.float64), -0.3
     theirs = snippet.snippet_scores(q, k, t, omega, alpha)
     ours = ec.scores(q, k, ec.damped_rope(8, freq=omega, rate=-alpha), times=t)

@@ -40,7 +40,10 @@ GENERATORS: dict[str, list[Generator]] = {
     ],
     "direct_sum": [DirectSum((Rotation(t(1.0)), Zero(2), Jordan(t(0.1), order=2))), DirectSum((Decay(t([0.1], [0.2]), 2), Zero(1)))],
     "product": [Product(Rotation(t(1.0, 0.5)), Decay(t(0.2), 4)), Product(Jordan(t(0.0), order=3), Decay(t(0.4), 3))],
-    "conjugate": [Conjugate(Jordan(t(0.1), order=2), t([1.0, 2.0], [0.0, 1.0])), Conjugate(Decay(t(0.1, 3.0), 2), t([[2.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]))],
+    "conjugate": [
+        Conjugate(Jordan(t(0.1), order=2), t([1.0, 2.0], [0.0, 1.0])),
+        Conjugate(Decay(t(0.1, 3.0), 2), t([[2.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])),
+    ],
 }
 SCHEDULES = {
     "geometric": [(ec.geometric(10000.0), {4: [1, 0.1, 0.01, 0.001]}), (ec.geometric((100.0, 10000.0)), {2: [[1, 0.1], [1, 0.01]]})],
@@ -352,7 +355,9 @@ class BadClock(Clock):
             self.factor = nn.Parameter(torch.tensor(0.1, dtype=F64), requires_grad=False)
 
     def spec(self):
-        return {"name": "index", "fault": self.fault} if self.fault == "spec of another" else {"name": "bad", "fault": object() if self.fault == "odd spec" else ""}
+        if self.fault == "spec of another":
+            return {"name": "index"}
+        return {"name": "bad", "fault": object() if self.fault == "odd spec" else ""}
 
     def forward(self, times=None, *, length=None, origin=None, documents=None, mask=None, x=None, device=None):
         if self.fault == "lets NaN in":
@@ -396,7 +401,7 @@ def test_check_clock_can_fail():
         with pytest.raises(LawError) as caught:
             check_clock(BadClock(fault), times, documents=documents)
         assert law in caught.value.law
-    with pytest.raises((LawError, TypeError)):
+    with pytest.raises(LawError, match="builds the clock again"):
         check_clock(BadClock("spec of another"), times)
 
 
@@ -459,7 +464,8 @@ def test_check_encoding_can_fail_on_what_it_computes(monkeypatch):
 
 def on_any_device(head_dim, *, heads=1, kv_heads=None, clock=None):
     """A recipe that makes its numbers wherever the default device is."""
-    return Recipe("on_any_device", head_dim, heads, kv_heads, clock, {}, {"freq": Parameter(torch.ones(head_dim // 2, dtype=F64))}, lambda v, _: Rotation(v["freq"]))
+    parameters = {"freq": Parameter(torch.ones(head_dim // 2, dtype=F64))}
+    return Recipe("on_any_device", head_dim, heads, kv_heads, clock, {}, parameters, lambda values, _: Rotation(values["freq"]))
 
 
 def test_check_encoding_can_fail_on_the_meta_device(monkeypatch):
@@ -490,6 +496,11 @@ def wrapped(change=None, refuses=None) -> Backend:
     return Backend("the reference, changed", refuses or good.refuses, run)
 
 
+def _without_times(problem):
+    times = {"key_times": problem.key_times.detach(), "query_times": problem.query_times.detach()}
+    return ec.BACKENDS["reference"].run(dataclasses.replace(problem, **times))
+
+
 def test_check_backend_can_fail():
     small = {"length": 7, "dtypes": (F64,)}
     assert not check_backend(wrapped(), **small).refused
@@ -497,10 +508,8 @@ def test_check_backend_can_fail():
         check_backend(wrapped(lambda p, out, lse: (out + 1e-6, lse)), **small)
     with pytest.raises(LawError, match="gradient to q"):
         check_backend(wrapped(lambda p, out, lse: (out.detach() + 0 * p.q.sum() + 0 * p.k.sum() + 0 * p.v.sum(), lse)), **small)
-    with pytest.raises(LawError, match="gradient to times|gradient to values"):
-        forget = wrapped(lambda p, out, lse: (out, lse))
-        no_times = Backend("no times", forget.refuses, lambda p: forget.run(dataclasses.replace(p, key_times=p.key_times.detach(), query_times=p.query_times.detach())))
-        check_backend(no_times, **small)
+    with pytest.raises(LawError, match="gradient to times"):
+        check_backend(Backend("forgets the gradient to times", ec.BACKENDS["reference"].refuses, _without_times), **small)
     with pytest.raises(LawError, match="log-sum-exp"):
         check_backend(wrapped(lambda p, out, lse: (out, None)), **small)
     with pytest.raises(LawError, match="dtype of q"):

@@ -154,7 +154,8 @@ def test_checkers_can_fail(registries):
     with pytest.raises(NameError):
         run_blocks("```python\nx = 1\n```\n```\ny = 2\n```\n```python\nx + y\n```\n", "made up")
     assert run_blocks("```python\nx = 1\n```\ntext\n```python\nx += 1\n```\n", "made up")["x"] == 2
-    text = "Run `make nothing`, `PYTHON=/x make test TESTS=a`, or `eigenclock compare --sedes 3`.\n```\nmake test   # eigenclock nothing\neigenclock audits x\n```\n"
+    text = "Run `make nothing`, `PYTHON=/x make test TESTS=a`, or `eigenclock compare --sedes 3`.\n"
+    text += "```\nmake test   # eigenclock nothing\neigenclock audits x\n```\n"
     found = commands(text)
     assert found == ["make test", "eigenclock audits x", "make nothing", "PYTHON=/x make test TESTS=a", "eigenclock compare --sedes 3"]
     wrong = [problem_with(c, {"test"}) for c in found]

@@ -180,6 +180,14 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_no_space_for_the_first_file_leaves_nothing_in_the_way(options, tmp_path, capsys):
+    out = tmp_path / "run"
+    with largest_file(100):
+        status, _, err = run([*options, "--out", str(out)], capsys)
+    assert status == 2 and err.count("\n") == 1 and "config.json" in err
+    assert run([*options, "--steps", "1", "--out", str(out)], capsys)[0] == 0
+
+
 @pytest.mark.parametrize("kept", [0, 2], ids=["no checkpoint fits", "the report does not fit"])
 def test_no_space_left_is_one_line_and_loses_nothing(kept, options, tmp_path, capsys):
     out = tmp_path / "run"

@@ -1,7 +1,6 @@
 """A checked attention call: shapes agree, times are exact and in order, masks are read one way only."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,25 +35,11 @@ class Problem:
     key_mask: Tensor | None
     allowed: Tensor | None
     scale: float
-    want_lse: bool = False
-
-    @cached_property
-    def generator(self) -> Generator:
-        return self.encoding.generator(self.q.device)
-
-    @cached_property
-    def split(self) -> Split:
-        return self.generator.split()
-
-    @cached_property
-    def lifts(self) -> tuple[Lift, ...]:
-        return self.encoding.lifts(self.q.device)
-
-    @cached_property
-    def slope(self) -> Tensor | None:
-        """The sum of all linear biases, (H,), or None."""
-        slopes = [lift.slope for lift in self.lifts if lift.slope is not None]
-        return sum(slopes[1:], slopes[0]).expand(self.q.shape[1]) if slopes else None
+    want_lse: bool
+    generator: Generator
+    split: Split
+    lifts: tuple[Lift, ...]
+    slope: Tensor | None  # the sum of all linear biases, (H,), or None
 
     @property
     def other_lifts(self) -> tuple[Lift, ...]:
@@ -94,9 +79,11 @@ def build(
         if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:
             raise ShapeError(f"got {name} for {ticks.shape[0]} rows and {ticks.shape[1]} heads; expected (T,), ({b}, T) or ({b}, {h}, T)")
     count, span = _read_window(window, encoding)
+    generator, lifts = encoding.generator(q.device), encoding.lifts(q.device)
+    slopes = [lift.slope for lift in lifts if lift.slope is not None]
     problem = Problem(
         q, k, v, encoding, query_ticks, key_ticks, cross, causal, count, span, runs, key_mask, allowed,
-        float(d) ** -0.5 if scale is None else float(scale), want_lse,
+        d**-0.5 if scale is None else float(scale), want_lse, generator, generator.split(), lifts, sum(slopes[1:], slopes[0]).expand(h) if slopes else None,
     )  # fmt: skip
     _check_law(problem)
     return problem
@@ -120,9 +107,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
         raise ShapeError(f"got {h} query heads and {g} key heads; expected query heads to be a multiple of key heads")
     if d != encoding.head_dim:
         raise ShapeError(f"got heads of width {d} for {encoding}; expected head_dim={encoding.head_dim}")
-    if encoding.heads not in (1, h):
+    if encoding.heads != 1 and encoding.heads != h:  # a traced h is no plain int: `in` would miss it
         raise ShapeError(f"got {h} query heads for {encoding}; expected heads={encoding.heads}")
-    if encoding.kv_heads not in (None, g):
+    if encoding.kv_heads is not None and encoding.kv_heads != g:
         raise ShapeError(f"got {g} key heads for {encoding}; expected kv_heads={encoding.kv_heads}")
 
 

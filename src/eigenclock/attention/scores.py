@@ -11,6 +11,7 @@ from eigenclock.attention.masks import dense_visible
 from eigenclock.attention.problem import Problem, build
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
+from eigenclock.theory import Zero
 
 _ELEMENTS = 1 << 24
 """Largest number of float64 elements of one block of q x keys x width."""
@@ -78,7 +79,7 @@ def _content(problem: Problem, q: Tensor, lag: Tensor) -> Tensor:
     k = problem.k.double()
     generator = problem.generator
     grouped = q.unflatten(1, (g, -1))
-    if generator.form.kinds <= {"Z"} and generator.form.order <= 1:
+    if isinstance(generator, Zero):
         return torch.einsum("bghtd,bgsd->bghts", grouped, k).flatten(1, 2)
     moved_lag = lag.transpose(1, 2)  # (B|1, T, G|1, S): heads next to time, as generators expect
     x = k.unsqueeze(1).expand(b, lag.shape[2], g, s, d)

@@ -61,7 +61,7 @@ def normal(shape: tuple[int, ...], dtype: str, count: int, *, grad: bool = False
     return [torch.randn(shape, generator=generator).to(DTYPES[dtype]).requires_grad_(grad) for _ in range(count)]
 
 
-def trained(attend: Callable[..., Tensor], inputs: Sequence[Tensor], g: Tensor, learned: Sequence[Tensor] = ()) -> Any:
+def trained(attend: Callable[..., Any], inputs: Sequence[Tensor], g: Tensor, learned: Sequence[Tensor] = ()) -> Any:
     """Forward and backward: gradients to the inputs and to what is learned, none of them accumulated."""
     return torch.autograd.grad(attend(*inputs), [*inputs, *learned], g)
 

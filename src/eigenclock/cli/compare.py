@@ -42,7 +42,8 @@ def run(options: Options) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table(result).rich())
     console.print(evidence(result), highlight=False, soft_wrap=True)
-    console.print(f"{result['seconds']:.0f} s in all. Report: {Path(result['folder']) / 'report.html'}", highlight=False, soft_wrap=True)
+    report = Path(result["folder"]) / "report.html"
+    console.print(f"{result['seconds']:.0f} s of training and evaluation. Report: {report}", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -60,8 +61,9 @@ class Progress:
             BarColumn(),
             TextColumn("{task.percentage:.0f} %"),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("gone,"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,

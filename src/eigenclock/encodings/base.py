@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from eigenclock.clocks import Clock, Index
 from eigenclock.encodings.parameter import Parameter, plain
 from eigenclock.errors import AxiomError, ConfigError, ShapeError, UnsupportedError
-from eigenclock.theory import DirectSum, Generator, JordanForm, Lift, Product
+from eigenclock.theory import DirectSum, Generator, JordanForm, Lift, Product, Zero
 
 Values = Mapping[str, Tensor]
 
@@ -52,7 +52,8 @@ class Encoding(nn.Module):
     @property
     def acts_on(self) -> str:
         """"score" where the inner product is changed (a gain), "weight" where a bias is added to the logit, "both" or "nothing"."""
-        score = self.generator().form.kinds != {"Z"} or self.generator().form.order > 1
+        content = self.generator().form
+        score = content.kinds != {"Z"} or content.order > 1
         return {(True, True): "both", (True, False): "score", (False, True): "weight", (False, False): "nothing"}[score, bool(self.lifts())]
 
     def reset_parameters(self) -> None:
@@ -177,9 +178,9 @@ class Times(_Pair):
 
     def generator(self, device: torch.device | None = None) -> Generator:
         left, right = self.left.generator(device), self.right.generator(device)
-        if left.form.kinds == {"Z"} and left.form.order == 1:
+        if isinstance(left, Zero):
             return right
-        return left if right.form.kinds == {"Z"} and right.form.order == 1 else Product(left, right)
+        return left if isinstance(right, Zero) else Product(left, right)
 
 
 class TwoSided(Encoding):

@@ -43,9 +43,6 @@ class RunFolder:
         folder = cls(path)
         try:
             used = path.exists() and (not path.is_dir() or any(path.iterdir()))
-            if not used:
-                for part in (path, path / "checkpoints", path / "runs"):
-                    part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise file_error("write", path, error) from None
         if not used:

@@ -100,23 +100,24 @@ def check_generator(generator: Generator, *, atol: float = 1e-9) -> None:
 def _check_parts(generator: Generator, L: Tensor, norm: float, atol: float, where: str) -> None:
     """The turning, the decaying and the nilpotent part."""
     split = generator.split()
-    parts = dict(zip(("turning", "decaying", "nilpotent"), (p.detach() for p in split.parts()), strict=True))
+    names = ["turning", "decaying", "nilpotent"]
+    parts: dict[str, Tensor] = dict(zip(names, (p.detach() for p in split.parts()), strict=True))
     size = max([norm, *(float(p.abs().max()) if p.numel() else 0.0 for p in parts.values())])
     close("the parts of split() sum to L", where, (sum(parts.values(), torch.zeros_like(L))), L, atol, size=size)
     for a, b in (("turning", "decaying"), ("turning", "nilpotent"), ("decaying", "nilpotent")):
         x, y = parts[a], parts[b]
         close(f"the {a} and the {b} part commute", where, x @ y, y @ x, atol, size=size * size)
-    power = torch.linalg.matrix_power(parts["nilpotent"], split.order)
-    close(f"the nilpotent part to the power {split.order} is 0", where, power, torch.zeros_like(power), atol, size=max(size, 1.0) ** split.order)
     growth = torch.linalg.eigvals(parts["turning"] + parts["decaying"]).real
     worst = float(growth.max()) if growth.numel() else 0.0
     holds("nothing grows: Re(lambda) <= 0", where, worst <= 1e3 * atol * max(size, 1e-300), worst, 1e3 * atol * size)
     kinds, order = generator.form.kinds, generator.form.order
     for name, letters in (("turning", "RS"), ("decaying", "DS")):
-        there = bool((parts[name].abs() > atol * size).any())
-        holds(f"a {name} part shows in the form as {' or '.join(letters)}", where, not there or bool(kinds & set(letters)), str(generator.form), letters)
-    vanished = torch.linalg.matrix_power(parts["nilpotent"], order) if order else torch.zeros_like(L)
-    close(f"the nilpotent part vanishes at the order {order} of the form", where, vanished, torch.zeros_like(vanished), atol, max(size, 1.0) ** max(order, 1))
+        shown = bool(kinds & set(letters)) or not bool((parts[name].abs() > atol * size).any())
+        holds(f"a {name} part shows in the form as {' or '.join(letters)}", where, shown, str(generator.form), letters)
+    for name, m in (("split()", split.order), ("the form", max(order, 1))):
+        power = torch.linalg.matrix_power(parts["nilpotent"], m)
+        law = f"the nilpotent part to the power {m}, its order in {name}, is 0"
+        close(law, where, power, torch.zeros_like(power), atol, size=max(size, 1.0) ** m)
 
 
 def _check_form(generator: Generator, where: str) -> None:
@@ -147,14 +148,16 @@ def _check_gradients(generator: Generator, unit: float, atol: float, where: str)
     expected = torch.autograd.grad((weight * (dense @ x[..., None])[..., 0]).sum(), list(asked.values()), allow_unused=True)
     found = torch.autograd.grad((weight * fresh().act(x, t)).sum(), list(asked.values()), allow_unused=True) if generator.dim else expected
     for (name, value), got, want in zip(asked.items(), found, expected, strict=True):
-        zero = torch.zeros_like(value)
-        close(f"the gradient to {name} is that of matrix_exp(tL) x", where, zero if got is None else got, zero if want is None else want, 10 * atol)
+        got, want = (torch.zeros_like(value) if g is None else g for g in (got, want))
+        close(f"the gradient to {name} is that of matrix_exp(tL) x", where, got, want, 10 * atol)
 
 
 # --- schedules ---------------------------------------------------------------------------------------------------------------------
 
 
-def check_schedule(schedule: Any, *, expected: dict[int, Any] | None = None, sizes: tuple[int, ...] = (1, 2, 3, 12, 64), atol: float = 1e-12) -> None:
+def check_schedule(
+    schedule: Any, *, expected: dict[int, Any] | None = None, sizes: tuple[int, ...] = (1, 2, 3, 12, 64), atol: float = 1e-12
+) -> None:
     """The laws of a schedule: n -> Spectrum of n (or heads x n) positive, finite float64 values, the same each time.
 
     It must be a frozen dataclass (so that a spec can hold it), state its units in its docstring, and meet the published numbers given as
@@ -173,7 +176,8 @@ def check_schedule(schedule: Any, *, expected: dict[int, Any] | None = None, siz
         spectrum = schedule(n)
         holds("a schedule returns a Spectrum", where, isinstance(spectrum, Spectrum), type(spectrum).__name__, "Spectrum")
         values = spectrum.values
-        holds(f"{n} values for n = {n}", where, values.ndim in (1, 2) and values.shape[-1] == n, tuple(values.shape), f"({n},) or (heads, {n})")
+        fits = values.ndim in (1, 2) and values.shape[-1] == n
+        holds(f"{n} values for n = {n}", where, fits, tuple(values.shape), f"({n},) or (heads, {n})")
         holds("values are float64", where, values.dtype == torch.float64, values.dtype, torch.float64)
         holds("values are positive and finite", where, bool((torch.isfinite(values) & (values > 0)).all()), values.tolist(), "> 0, finite")
         scale = spectrum.attention_scale
@@ -206,8 +210,8 @@ def check_clock(clock: Clock, times: Any, *, documents: Tensor | None = None, at
     holds("one tick for each time", where, ticks.shape[: times.ndim] == times.shape, tuple(ticks.shape), tuple(times.shape))
     _check_order(ticks, where, "increasing times give ticks that do not decrease")
     for shift in (1000, -3):
-        moved = clock(times + shift)
-        close(f"a shift of all times by {shift} leaves differences alone", where, moved.ticks.diff(dim=0), ticks.diff(dim=0), atol, size=size)
+        steps = clock(times + shift).ticks.diff(dim=0)
+        close(f"a shift of all times by {shift} leaves differences alone", where, steps, ticks.diff(dim=0), atol, size=size)
         apart = clock(times + shift, origin=whole.origin).ticks - clock(times, origin=whole.origin).ticks
         close("with one origin, a shift adds the same to every tick", where, apart, apart[:1].expand_as(apart), atol, size=size)
     cut = times.shape[0] // 2

@@ -44,7 +44,8 @@ def times(min_size: int = 1, max_size: int = 40, span: float = 100.0) -> "Search
         start, gaps = parts
         return torch.tensor([start, *gaps], dtype=torch.float64).cumsum(0)
 
-    return st.tuples(st.floats(-1e6, 1e6, allow_subnormal=False), st.lists(gap, min_size=max(min_size - 1, 0), max_size=max_size - 1)).map(make)
+    gaps = st.lists(gap, min_size=max(min_size - 1, 0), max_size=max_size - 1)
+    return st.tuples(st.floats(-1e6, 1e6, allow_subnormal=False), gaps).map(make)
 
 
 def blocks(order: int = 1, heads: int = 1) -> "SearchStrategy[Generator]":

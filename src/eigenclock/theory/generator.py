@@ -6,7 +6,6 @@ Queries take ``L.T.act(q, t)``, keys ``L.act(k, -s)``; their product is q^T exp(
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -73,7 +72,7 @@ class Generator(ABC):
         """Short for :meth:`transpose`."""
         return self.transpose()
 
-    @cached_property
+    @property
     def form(self) -> JordanForm:
         """The Jordan form without numbers."""
         return JordanForm(block.jordan for block in self.blocks())
@@ -139,12 +138,18 @@ def check_no_growth(rate: Tensor, what: str) -> None:
 
 def common_heads(parts: Iterable[Generator]) -> int:
     """The number of heads several generators agree on; 1 stands for 'the same in all heads'."""
-    heads = {part.heads for part in parts} - {1}
-    if len(heads) > 1:
-        raise ShapeError(f"got generators with {sorted(heads)} heads; expected one number of heads (or 1, shared by all)")
-    return heads.pop() if heads else 1
+    heads = 1
+    for part in parts:
+        if part.heads != 1 and heads != 1 and part.heads != heads:
+            raise ShapeError(f"got generators with {heads} and {part.heads} heads; expected one number of heads (or 1, shared by all)")
+        heads = part.heads if heads == 1 else heads
+    return heads
 
 
 def parameter_heads(*parameters: Tensor) -> int:
     """The number of heads carried by parameters of shape (n,) or (heads, n)."""
-    return max((p.shape[0] for p in parameters if p.ndim > 1), default=1)
+    heads = 1
+    for parameter in parameters:
+        if parameter.ndim > 1:
+            heads = max(heads, parameter.shape[0])
+    return heads

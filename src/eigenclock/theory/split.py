@@ -114,7 +114,7 @@ def _block_diagonal(matrices: list[tuple[Tensor | None, int]], fill_identity: bo
         if m is None:
             m = torch.eye(n, dtype=like.dtype, device=like.device) if fill_identity else torch.zeros(n, n, dtype=like.dtype, device=like.device)
         full.append(m)
-    heads = max((m.shape[0] for m in full if m.ndim == 3), default=0)
+    heads = max([0, *(m.shape[0] for m in full if m.ndim == 3)])
     if not heads:
         return torch.block_diag(*full)
     full = [m.expand(heads, *m.shape[-2:]) for m in full]
@@ -130,8 +130,8 @@ def side_by_side(splits: list[Split]) -> Split:
     like = torch.empty(0, dtype=torch.float64, device=next((s.example().device for s in splits if s.example().numel()), None))
     rate = None
     if any(s.rate is not None for s in splits):
-        rates = [torch.zeros(s.dim, dtype=torch.float64, device=like.device) if (r := s.rate_per_channel()) is None else r for s in splits]
-        heads = max((r.shape[0] for r in rates if r.ndim > 1), default=0)
+        rates = [_rates_or_zeros(s, like) for s in splits]
+        heads = max([0, *(r.shape[0] for r in rates if r.ndim > 1)])
         rate = torch.cat([r.expand(heads, r.shape[-1]) if heads else r for r in rates], -1)
     return Split(
         dim,
@@ -142,6 +142,11 @@ def side_by_side(splits: list[Split]) -> Split:
         _block_diagonal([(s.basis, s.dim) for s in splits], True, like),
         _block_diagonal([(s.inverse, s.dim) for s in splits], True, like),
     )
+
+
+def _rates_or_zeros(split: Split, like: Tensor) -> Tensor:
+    rate = split.rate_per_channel()
+    return torch.zeros(split.dim, dtype=torch.float64, device=like.device) if rate is None else rate
 
 
 def on_top(a: Split, b: Split) -> Split:

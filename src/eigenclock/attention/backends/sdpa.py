@@ -29,7 +29,12 @@ def _refuses(problem: Problem) -> str | None:
         return "a lift other than a linear bias needs tiles"
     if problem.two_sided and problem.slope is not None:
         return "a two-sided bias is two one-sided ones"
-    small = min(problem.q.shape[2], problem.k.shape[2]) <= DENSE
+    if problem.q.dtype in (torch.float16, torch.bfloat16) and torch.is_grad_enabled() and any(turn.freq.requires_grad for turn in split.turns):
+        return "gradients of frequencies need float32, which tiles take"
+    if torch.compiler.is_compiling() and problem.key_mask is not None:
+        return "whether this PyTorch takes padding beside causality is not asked while a graph is traced"
+    # A traced graph must not depend on the length; tiles take every length.
+    small = not torch.compiler.is_compiling() and min(problem.q.shape[2], problem.k.shape[2]) <= DENSE
     if not small and (problem.documents is not None or problem.window is not None or problem.span is not None):
         return "documents and windows would need a T x T mask"
     if not small and problem.cross and problem.causal:
@@ -40,6 +45,8 @@ def _refuses(problem: Problem) -> str | None:
 def _refuses_bias(problem: Problem, small: bool) -> str | None:
     slope = problem.slope
     assert slope is not None
+    if torch.compiler.is_compiling():
+        return "the size of the bias is not known while a graph is traced"
     if problem.q.device.type != "cpu":
         return "away from the CPU a bias would have to be rounded to the dtype of the queries"
     if problem.q.dtype in (torch.float16, torch.bfloat16) and torch.is_grad_enabled() and (slope.requires_grad or problem.key_times.requires_grad):
@@ -48,8 +55,6 @@ def _refuses_bias(problem: Problem, small: bool) -> str | None:
         return "a bias beside a dense mask would need a T x T tensor per head"
     if not small and not key_term_is_free(problem.q.device.type):
         return "this device takes no key term beside causality"
-    if torch.compiler.is_compiling():
-        return None if small else "the size of the bias is not known while a graph is traced"
     reach = _half_span(problem.key_times) * float(slope.detach().abs().max() if slope.numel() else 0.0)
     return f"the bias reaches {reach:.0f}, where one origin costs more than 1e-4 of a logit" if reach > KEY_TERM_BOUND else None
 

@@ -37,9 +37,14 @@ def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if g != h and (learned_bias or (low.slope is not None and problem.key_times.shape[1] not in (1, g))):
         low = replace(low, k=low.k.repeat_interleave(h // g, 1))
         v = v.repeat_interleave(h // g, 1)
-        low = replace(low, **{n: x.repeat_interleave(h // g, 0) for n in ("rate", "nilpotent") if (x := getattr(low, n)) is not None and x.shape[0] == g > 1})
+        low = replace(low, rate=_per_query_head(low.rate, h, g), nilpotent=_per_query_head(low.nilpotent, h, g))
     out, lse = _cross(problem, low, v) if problem.cross else _self(problem, low, v)
     return out[..., :width].to(dtype), lse if problem.want_lse else None
+
+
+def _per_query_head(parameter: Tensor | None, h: int, g: int) -> Tensor | None:
+    """A parameter with one row per key head, repeated for the query heads of each group."""
+    return parameter if parameter is None or parameter.shape[0] != g or g == 1 else parameter.repeat_interleave(h // g, 0)
 
 
 def _widen(low: Lowered, d: int) -> Lowered:

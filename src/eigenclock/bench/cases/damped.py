@@ -1,6 +1,7 @@
 """Damped RoPE in softmax, with a rate of its own for every head and pair, against plain causal attention."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ def _builder(shape: tuple[int, ...], dtype: str, backward: bool, learn: tuple[st
         inputs, encoding = normal(shape, dtype, 3, grad=backward), example(learn)
         (g,) = normal(shape, dtype, 1, seed=1)
 
-        def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return attention(q, k, v, encoding)
 
         def other(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -116,7 +116,7 @@ def prepare(name: str, dtype: str, length: int, backward: bool) -> tuple[Callabl
     if encoding is not None:
         learned = list(encoding.parameters())
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         if encoding is not None:
             return attention(q, k, v, encoding, **options)
         if kv_heads != HEADS:

@@ -1,7 +1,6 @@
 """Conjugate: the same group in another basis, exp(tPLP^-1) = P exp(tL) P^-1."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -32,7 +31,7 @@ class Conjugate(Generator):
         if self.basis.shape[-2:] != (self.inner.dim, self.inner.dim):
             raise ShapeError(f"got a basis of shape {tuple(self.basis.shape)}; expected ({self.inner.dim}, {self.inner.dim}), the width of the generator")
 
-    @cached_property
+    @property
     def inverse(self) -> Tensor:
         return torch.linalg.inv(self.basis.double())
 
