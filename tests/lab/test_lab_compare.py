@@ -44,8 +44,7 @@ class Counts(Silent):
 
 def numbers(result: dict) -> list:
     """All of a result but its times."""
-    timed = {"seconds", "step_seconds"}
-    return [{key: value for key, value in run.items() if key not in timed} for row in result["encodings"] for run in row["runs"]]
+    return [{key: value for key, value in run.items() if key != "seconds"} for row in result["encodings"] for run in row["runs"]]
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +84,12 @@ def test_mean_and_spread_are_those_of_the_seeds(finished):
 
 
 def test_speed_is_relative_to_nope_and_parameters_are_the_learned_ones(finished):
-    _, _, result = finished
+    _, out, result = finished
     by_name = {row["label"]: row for row in result["encodings"]}
     assert list(by_name) == ["nope", "rope", "decay_bias"]
     assert by_name["nope"]["speed"] == 1.0
+    step = json.loads((out / "speed.json").read_text())
+    assert by_name["rope"]["speed"] == pytest.approx(step["nope"] / step["rope"])
     assert by_name["rope"]["speed"] == pytest.approx(by_name["rope"]["per_second"] / by_name["nope"]["per_second"], rel=0.02)
     assert [row["parameters"] for row in result["encodings"]] == [0, 0, 2]
 

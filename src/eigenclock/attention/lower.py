@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention.problem import Problem
-from eigenclock.attention.rotate import rotate
+from eigenclock.attention.rotate import make_table, rotate
 from eigenclock.theory import Split
-from eigenclock.theory.split import side_by_side
+from eigenclock.theory.split import Turn, side_by_side
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,12 @@ def lower(problem: Problem, repeat_keys: bool = False) -> Lowered:
         k = _map(k, split.inverse.mT)
     halves = len(split.turns) == 1 and split.turns[0].width == q.shape[-1] and split.turns[0].pairing == "interleaved" and _pairwise(split)
     for turn in split.turns:
-        q = rotate(q, query_times, _per_query_head(turn, q.shape[1]), halves)
-        k = rotate(k, key_times, turn, halves)
+        for_keys = make_table(key_times, turn, k.dtype)
+        for_queries = for_keys
+        repeated = _per_query_head(turn, q.shape[1])
+        if query_times is not key_times or repeated is not turn:
+            for_queries = make_table(query_times, repeated, q.dtype)
+        q, k = rotate(q, for_queries, halves), rotate(k, for_keys, halves)
     rate = split.rate if split.rate is None or split.rate.ndim == 2 else split.rate[None]
     if halves and rate is not None and rate.shape[-1] > 1:
         rate = rate[..., ::2]  # both channels of a pair decay alike (else they would not commute): one column per pair
@@ -49,7 +53,7 @@ def _pairwise(split: Split) -> bool:
     return split.rate is not None and split.nilpotent is None and split.basis is None
 
 
-def _per_query_head(turn, heads: int):  # noqa: ANN001, ANN202
+def _per_query_head(turn: Turn, heads: int) -> Turn:
     """A run of rotations whose frequencies are one per key head, repeated for the query heads of each group."""
     rows = turn.freq.shape[0] if turn.freq.ndim == 2 else 1
     return turn if rows in (1, heads) else replace(turn, freq=turn.freq.repeat_interleave(heads // rows, 0))

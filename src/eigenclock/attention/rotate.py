@@ -1,5 +1,7 @@
 """Rotations applied once, fast in eager mode: one head at a time so that float32 intermediates stay in cache."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,25 +11,47 @@ from eigenclock.theory.split import Turn
 from eigenclock.theory.trig import cos_sin, reduced
 
 
-def rotate(x: Float[Tensor, "B H T D"], times: Tensor, turn: Turn, split_halves: bool = False) -> Float[Tensor, "B H T D"]:
-    """Turn the pairs of one run of channels by +freq * time: the action on queries and on keys alike.
+@dataclass(frozen=True)
+class Table:
+    """The angles of one run of rotations at given times, made once and used for queries and keys alike.
 
-    ``split_halves`` writes interleaved pairs as (i, i + n), an order in which rates of pairs broadcast; the score does not change
-    when both sides are written so.
+    angle (B|1, H|1, T, n) in float64, differentiable; turning e^(i angle) in complex64 (complex128 for float64), None while traced.
+    """
 
-    Shape: times (B|1, H|1, T) float64; turn.freq (n,), (1, n) or (H, n).
-    Stability: angles are float64 products, reduced by whole turns, rounded once; the result has the dtype of ``x``.
-    Source: Su et al. (RoFormer), 2104.09864, eq. 34.
+    turn: Turn
+    angle: Tensor
+    turning: Tensor | None
+
+
+def make_table(times: Tensor, turn: Turn, dtype: torch.dtype) -> Table:
+    """The table of one run for tensors of ``dtype``; times (B|1, H|1, T) float64, turn.freq (n,), (1, n) or (H, n).
+
+    Stability: angles are float64 products, reduced by whole turns and rounded once.
     """
     freq = turn.freq if turn.freq.ndim == 2 else turn.freq[None]
     angle = times[..., None] * freq.double()[:, None]
     if torch.compiler.is_compiling():
-        return _rotate_traced(x, angle, turn, split_halves)
-    return _Rotate.apply(x, angle, turn.start, turn.width, turn.pairing, split_halves)
+        return Table(turn, angle, None)
+    small = reduced(angle.detach()).to(torch.promote_types(dtype, torch.float32))
+    return Table(turn, angle, torch.polar(torch.ones_like(small), small))
+
+
+def rotate(x: Float[Tensor, "B H T D"], table: Table, split_halves: bool = False) -> Float[Tensor, "B H T D"]:
+    """Turn the pairs of one run of channels by their angle: the action on queries and on keys alike.
+
+    ``split_halves`` writes interleaved pairs as (i, i + n), an order in which rates of pairs broadcast; the score does not change
+    when both sides are written so. The result has the dtype of ``x``.
+
+    Source: Su et al. (RoFormer), 2104.09864, eq. 34.
+    """
+    turn = table.turn
+    if table.turning is None:
+        return _rotate_traced(x, table.angle, turn, split_halves)
+    return _Rotate.apply(x, table.angle, table.turning, turn.start, turn.width, turn.pairing, split_halves)
 
 
 def _rotate_traced(x: Tensor, angle: Tensor, turn: Turn, split_halves: bool) -> Tensor:
-    """Real arithmetic in one expression, for the compiler to fuse."""
+    """Real arithmetic in one expression, for the compiler to fuse (it generates no code for complex numbers)."""
     cos, sin = cos_sin(angle, working_dtype(x))
     a, b = x[..., turn.first], x[..., turn.second]
     first, second = a * cos - b * sin, a * sin + b * cos
@@ -40,53 +64,59 @@ class _Rotate(torch.autograd.Function):
     """out = R(angle) x on channels start .. start + width; the backward is the inverse rotation."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, angle: Tensor, start: int, width: int, pairing: str, split_halves: bool) -> Tensor:  # type: ignore[override]
+    def forward(ctx, x: Tensor, angle: Tensor, turning: Tensor, start: int, width: int, pairing: str, split_halves: bool) -> Tensor:  # type: ignore[override]
         out_pairing = "half" if split_halves else pairing
-        ctx.options = start, width, pairing, out_pairing
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, angle)
-        return _turn(x, angle.detach(), start, width, pairing, out_pairing)
+        ctx.options = start, width, pairing, out_pairing, angle.shape
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, turning)
+        return _turn(x, turning, start, width, pairing, out_pairing)
 
     @staticmethod
     def backward(ctx, g: Tensor):  # type: ignore[override]
-        start, width, pairing, out_pairing = ctx.options
-        x, angle = ctx.saved_tensors
-        dx = _turn(g, -angle.detach(), start, width, out_pairing, pairing)
+        start, width, pairing, out_pairing, shape = ctx.options
+        x, turning = ctx.saved_tensors
+        dx = _turn(g, turning.conj(), start, width, out_pairing, pairing)
         d_angle = None
         if x is not None:  # d angle = <R^-1 g, J x> on each pair
-            turn = Turn(start, angle.new_empty(width // 2), pairing)
+            run = Turn(start, turning.new_empty(width // 2), pairing)
             work = working_dtype(x)
-            d_angle = dx[..., turn.second].to(work) * x[..., turn.first].to(work) - dx[..., turn.first].to(work) * x[..., turn.second].to(work)
-            d_angle = d_angle.double().sum_to_size(angle.shape) if d_angle.shape != angle.shape else d_angle.double()
-        return dx, d_angle, None, None, None, None
+            d_angle = dx[..., run.second].to(work) * x[..., run.first].to(work) - dx[..., run.first].to(work) * x[..., run.second].to(work)
+            d_angle = d_angle.double().sum_to_size(shape)
+        return dx, d_angle, None, None, None, None, None
 
 
-def _turn(x: Tensor, angle: Tensor, start: int, width: int, pairing: str, out_pairing: str) -> Tensor:
-    """The rotation, head by head; x (B, H, T, D), angle (B|1, H|1, T, n) in float64."""
+def _turn(x: Tensor, turning: Tensor, start: int, width: int, pairing: str, out_pairing: str) -> Tensor:
+    """The rotation, head by head; x (B, H, T, D), turning (B|1, H|1, T, n)."""
     work = working_dtype(x)
-    angle = reduced(angle).to(work)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if width < x.shape[-1]:
         out[..., :start] = x[..., :start]
         out[..., start + width :] = x[..., start + width :]
-    cos, sin = angle.cos(), angle.sin()
     n = width // 2
-    if pairing == "half" and out_pairing == "half":
-        cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-    else:
-        turning = torch.complex(cos, sin)
-    heads = angle.shape[1]
+    halves = pairing == out_pairing == "half"
+    if halves:
+        parts = torch.view_as_real(turning.resolve_conj())
+        cos, sin = parts[..., 0].repeat(1, 1, 1, 2), torch.cat([-parts[..., 1], parts[..., 1]], -1)
+    buffer = torch.empty(x.shape[0], x.shape[2], width, dtype=work, device=x.device) if halves else None
     for h in range(x.shape[1]):
         part = x[:, h, :, start : start + width].to(work)
         target = out[:, h, :, start : start + width]
-        hh = h if heads > 1 else 0
-        if pairing == "half" and out_pairing == "half":
-            target.copy_((part * cos[:, hh]).addcmul_(torch.roll(part, n, -1), sin[:, hh]))
+        row = h if turning.shape[1] > 1 else 0
+        if buffer is not None:
+            same = target if x.dtype == work else buffer
+            torch.mul(part, cos[:, row], out=same)
+            same[..., :n].addcmul_(part[..., n:], sin[:, row, :, :n])
+            same[..., n:].addcmul_(part[..., :n], sin[:, row, :, n:])
+            if same is not target:
+                target.copy_(same)
             continue
         if pairing == "interleaved":
             z = torch.view_as_complex(part.contiguous().unflatten(-1, (n, 2)))
         else:
             z = torch.complex(part[..., :n].contiguous(), part[..., n:].contiguous())
-        y = torch.view_as_real(z * turning[:, hh])
+        if out_pairing == "interleaved" and x.dtype == work and start % 2 == 0 and x.shape[-1] % 2 == 0:
+            torch.mul(z, turning[:, row], out=torch.view_as_complex(target.unflatten(-1, (n, 2))))
+            continue
+        y = torch.view_as_real(z * turning[:, row])
         if out_pairing == "interleaved":
             target.copy_(y.flatten(-2))
         else:

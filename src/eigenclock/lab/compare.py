@@ -27,6 +27,7 @@ from eigenclock.lab.folder import RunFolder, run_name
 from eigenclock.lab.report import page
 from eigenclock.lab.settings import Settings
 from eigenclock.lab.spectrum import spectrum
+from eigenclock.lab.speed import seconds_per_step
 from eigenclock.lab.train import threads, train
 
 
@@ -114,13 +115,10 @@ def collect(settings: Settings, config: dict[str, Any], folder: RunFolder) -> di
     """The result of a finished comparison, from the records of its runs.
 
     Units: bits per byte (or token); ``spread`` is the sample standard deviation over seeds, absent for one seed;
-    ``speed`` is the rate of training relative to ``speed_against``, from the median time of a step.
+    ``speed`` is the rate of training relative to ``speed_against``, measured in turns before the first run.
     """
     records = {(spec, seed): folder.read_json(_record(spec, seed)) for spec in settings.encodings for seed in settings.all_seeds}
-    pace = {
-        spec: statistics.median(settings.batch * settings.length / records[spec, seed]["step_seconds"] for seed in settings.all_seeds)
-        for spec in settings.encodings
-    }
+    pace = folder.read_json("speed.json")
     against = "nope" if "nope" in settings.encodings else settings.encodings[0]
     labels, rows = short_names(settings.encodings), []
     for spec, full in zip(settings.encodings, config["specs"], strict=True):
@@ -134,8 +132,8 @@ def collect(settings: Settings, config: dict[str, Any], folder: RunFolder) -> di
                 "parameters": runs[0]["parameters"],
                 "bits": [_mean(column) for column in columns],
                 "spread": [_spread(column) for column in columns],
-                "per_second": round(pace[spec], 1),
-                "speed": pace[spec] / pace[against],
+                "per_second": round(settings.batch * settings.length / pace[spec], 1),
+                "speed": pace[against] / pace[spec],
                 "runs": runs,
             }
         )
@@ -195,6 +193,8 @@ def _run_all(settings: Settings, corpus: Corpus, folder: RunFolder, watch: Watch
     targets = len(shared_part(corpus.held_out, settings.lengths[-1], settings.eval_tokens)) - 1
     whole = settings.steps + share * targets * len(settings.lengths)
     watch.start(whole * len(settings.encodings) * settings.seeds)
+    if folder.read_json("speed.json") is None:
+        folder.write_json("speed.json", seconds_per_step(settings, corpus, check))
     for seed in settings.all_seeds:  # all encodings of one seed first: an interrupted comparison then has whole columns
         for spec in settings.encodings:
             if folder.read_json(_record(spec, seed)) is None:
@@ -241,7 +241,6 @@ def _run_one(
         "diverged_at": trained.diverged_at,
         "parameters": sum(weight.numel() for weight in trained.model.position_parameters()),
         "model_parameters": sum(weight.numel() for weight in trained.model.parameters()),
-        "step_seconds": trained.step_seconds,
         "seconds": trained.seconds + time.perf_counter() - begun,
         "spectrum": spectrum(trained.model.positions()),
     }

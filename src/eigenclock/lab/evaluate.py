@@ -91,7 +91,7 @@ def unknown(held_out: np.ndarray, lengths: tuple[int, ...], *, most: int) -> Eva
     return Evaluation((math.nan,) * len(lengths), edges, (math.nan,) * (len(edges) - 1), targets)
 
 
-def bin_edges(length: int, per_octave: int = 4) -> tuple[int, ...]:
+def bin_edges(length: int, per_octave: int = 2) -> tuple[int, ...]:
     """Bin edges from 0 to ``length`` that widen geometrically; halves, quarters and eighths of ``length`` are among them.
 
     >>> bin_edges(16, per_octave=1)

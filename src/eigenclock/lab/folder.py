@@ -3,6 +3,7 @@
 ::
 
     config.json        settings, versions, sha256 of the corpus, specs of the encodings
+    speed.json         seconds of a training step under each encoding
     metrics.jsonl      one line per logged step and per evaluation
     checkpoints/       the last state of each run, replaced whole
     runs/              one record per finished run

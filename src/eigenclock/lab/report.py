@@ -139,8 +139,17 @@ def _panels(entry: dict[str, Any]) -> list[Panel]:
     if all(len(block) == 1 for block in entry["final"]) and len(entry["initial"]) == 1:
         learned = [line(f"block {k + 1}, learned", block[0]) for k, block in enumerate(entry["final"])]
         return [panel(title, [line("initial", entry["initial"][0]), *learned])]
-    start = [line("initial" if len(entry["initial"]) == 1 else f"head {h + 1}, initial", row) for h, row in enumerate(entry["initial"])]
-    return [panel(f"{title}, block {k + 1}", [*start, *heads(block, "learned")]) for k, block in enumerate(entry["final"])]
+    # The values span decades and move by some percent: what was learned shows beside the start, as a ratio.
+    ratio = SHOWN[entry["name"]].split(" (")[0] + ", learned / initial"
+    panels = [panel(f"{title}, initial", heads(entry["initial"], "all heads"))]
+    for k, block in enumerate(entry["final"]):
+        lines = []
+        for h, row in enumerate(block):
+            before = entry["initial"][h % len(entry["initial"])]
+            moved = [_shown(entry["name"], b) / _shown(entry["name"], a) for a, b in zip(before, row, strict=True)]
+            lines.append(Line(f"head {h + 1}", range(1, len(row) + 1), moved, style="both"))
+        panels.append(Panel(lines, entry["axis"], ratio, f"{title}, block {k + 1}"))
+    return panels
 
 
 def _shown(name: str, value: float | None) -> float:

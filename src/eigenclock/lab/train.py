@@ -23,13 +23,12 @@ LOG_EVERY = 50
 class Trained:
     """A run that reached its last step.
 
-    Units: ``seconds`` over all steps, ``step_seconds`` their median; ``train_bits`` the mean loss since the last logged
+    Units: ``seconds`` over all steps; ``train_bits`` the mean loss since the last logged
     step, in bits. ``diverged_at`` is the step after which the loss or a learned number of the encoding was no longer finite, if any.
     """
 
     model: SmallGPT
     seconds: float
-    step_seconds: float
     train_bits: float | None
     diverged_at: int | None
 
@@ -110,7 +109,7 @@ def train(spec: str, seed: int, settings: Settings, corpus: Corpus, folder: RunF
         except KeyboardInterrupt:
             save()
             raise
-    return Trained(model, sum(state["seconds"]), _median(state["seconds"]), _mean(state["pending"]), state["diverged_at"])
+    return Trained(model, sum(state["seconds"]), _mean(state["pending"]), state["diverged_at"])
 
 
 def one_step(model: SmallGPT, adam: torch.optim.Optimizer, corpus: Corpus, settings: Settings, seed: int, step: int, lr: float) -> float:
