@@ -15,6 +15,9 @@ from eigenclock.theory.tiles import EXPONENT_BOUND, LEAVES, Tile
 EXTRA = 8
 """Columns appended in the backward where a bias or the log-sum-exp has a gradient (a multiple of 8 keeps the kernel fast)."""
 
+NEGLIGIBLE = 30.0
+"""A softmax weight of e^-30 times the row's largest is below every rounding of float32."""
+
 
 @dataclass
 class _Prepared:
@@ -66,6 +69,9 @@ def _prepare(job: Job, tile: Tile, clamp: bool) -> _Prepared:
     if job.slope is not None:
         slope = job.slope.double()[:, None, None, None]
         key_term = slope * (take(job.key_times[..., 0], tile.key, tile.keys, tile) - c[..., 0])
+        if job.spread is not None and tile.kind in ("full", "flip"):
+            # Weights below e^-30 of the row's largest reach no digit of float32; left in, they become subnormal and slow.
+            key_term = key_term.masked_fill(key_term < -(NEGLIGIBLE + job.spread[:, :, None, None, None]), -math.inf)
         row_term = (slope * (take(job.query_times[..., 0], tile.query, tile.queries, tile) - c[..., 0])).to(job.accumulate)
         key_term = key_term.unsqueeze(-2)
     bias = additive(seen.keys, key_term, ops.bias_dtype(dtype))

@@ -33,6 +33,7 @@ class Job:
     key_mask: Tensor | None = None
     allowed: Tensor | None = None
     leaf: int = 0
+    spread: Tensor | None = None  # (B, H) bound on the range of the logits without the bias, where keys far down may be dropped
 
     @property
     def accumulate(self) -> torch.dtype:
@@ -65,7 +66,7 @@ class Job:
             self,
             q=pick(self.q, tile.query), k=pick(self.k, tile.key), v=pick(self.v, tile.key),
             query_times=pick(self.query_times, tile.query), key_times=pick(self.key_times, tile.key),
-            documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
+            spread=None, documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
             tiles=tuple(square(tile.queries, LEAVES[self.leaf + 1])), leaf=self.leaf + 1,
         )  # fmt: skip
 

@@ -84,41 +84,64 @@ class _Rotate(torch.autograd.Function):
         return dx, d_angle, None, None, None, None, None
 
 
+ROWS = 2048
+"""Rows of one head handled at a time where float32 copies are needed: the buffers stay in cache."""
+
+
 def _turn(x: Tensor, turning: Tensor, start: int, width: int, pairing: str, out_pairing: str) -> Tensor:
     """The rotation, head by head; x (B, H, T, D), turning (B|1, H|1, T, n)."""
-    work = working_dtype(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if width < x.shape[-1]:
         out[..., :start] = x[..., :start]
         out[..., start + width :] = x[..., start + width :]
-    n = width // 2
-    halves = pairing == out_pairing == "half"
-    if halves:
-        parts = torch.view_as_real(turning.resolve_conj())
-        cos, sin = parts[..., 0].repeat(1, 1, 1, 2), torch.cat([-parts[..., 1], parts[..., 1]], -1)
-    buffer = torch.empty(x.shape[0], x.shape[2], width, dtype=work, device=x.device) if halves else None
-    for h in range(x.shape[1]):
-        part = x[:, h, :, start : start + width].to(work)
-        target = out[:, h, :, start : start + width]
-        row = h if turning.shape[1] > 1 else 0
-        if buffer is not None:
-            same = target if x.dtype == work else buffer
-            torch.mul(part, cos[:, row], out=same)
-            same[..., :n].addcmul_(part[..., n:], sin[:, row, :, :n])
-            same[..., n:].addcmul_(part[..., :n], sin[:, row, :, n:])
-            if same is not target:
-                target.copy_(same)
-            continue
-        if pairing == "interleaved":
-            z = torch.view_as_complex(part.contiguous().unflatten(-1, (n, 2)))
-        else:
-            z = torch.complex(part[..., :n].contiguous(), part[..., n:].contiguous())
-        if out_pairing == "interleaved" and x.dtype == work and start % 2 == 0 and x.shape[-1] % 2 == 0:
-            torch.mul(z, turning[:, row], out=torch.view_as_complex(target.unflatten(-1, (n, 2))))
-            continue
-        y = torch.view_as_real(z * turning[:, row])
-        if out_pairing == "interleaved":
-            target.copy_(y.flatten(-2))
-        else:
-            target.unflatten(-1, (2, n)).copy_(y.transpose(-1, -2))
+    source, target = x[..., start : start + width], out[..., start : start + width]
+    if pairing == out_pairing == "half":
+        _turn_halves(source, turning.resolve_conj(), target)
+    else:
+        _turn_complex(source, turning.resolve_conj(), target, pairing, out_pairing)
     return out
+
+
+def _turn_complex(x: Tensor, turning: Tensor, out: Tensor, pairing: str, out_pairing: str) -> None:
+    """Interleaved pairs are complex numbers already; one multiplication, from and into place where dtype and layout allow."""
+    work, n = working_dtype(x), x.shape[-1] // 2
+    in_place = x.dtype == work and out.stride(-2) % 2 == 0 and out.storage_offset() % 2 == 0
+    direct_in = in_place and pairing == "interleaved" and all(s % 2 == 0 for s in (*x.stride()[:-1], x.storage_offset())) and x.stride(-1) == 1
+    buffer = torch.empty(x.shape[0], x.shape[2], n, 2, dtype=work, device=x.device)
+    for h in range(x.shape[1]):
+        table = turning[:, h if turning.shape[1] > 1 else 0]
+        if direct_in:
+            z = torch.view_as_complex(x[:, h].unflatten(-1, (n, 2)))
+        else:
+            buffer.copy_(x[:, h].unflatten(-1, (n, 2)) if pairing == "interleaved" else x[:, h].unflatten(-1, (2, n)).transpose(-1, -2))
+            z = torch.view_as_complex(buffer)
+        if in_place and out_pairing == "interleaved":
+            torch.mul(z, table, out=torch.view_as_complex(out[:, h].unflatten(-1, (n, 2))))
+            continue
+        torch.mul(z, table, out=torch.view_as_complex(buffer))
+        if out_pairing == "interleaved":
+            out[:, h].unflatten(-1, (n, 2)).copy_(buffer)
+        else:
+            out[:, h].unflatten(-1, (2, n)).copy_(buffer.transpose(-1, -2))
+
+
+def _turn_halves(x: Tensor, turning: Tensor, out: Tensor) -> None:
+    """(a, b) -> (a, b) cos + (-b, a) sin on halves, a block of rows at a time."""
+    work, n = working_dtype(x), x.shape[-1] // 2
+    parts = torch.view_as_real(turning)
+    cos, sin = parts[..., 0].repeat(1, 1, 1, 2), torch.cat([-parts[..., 1], parts[..., 1]], -1)
+    rows = min(ROWS, x.shape[2])
+    straight, swapped = (torch.empty(x.shape[0], rows, 2 * n, dtype=work, device=x.device) for _ in range(2))
+    for h in range(x.shape[1]):
+        row = h if turning.shape[1] > 1 else 0
+        for low in range(0, x.shape[2], rows):
+            block = slice(low, low + rows)
+            part, target = x[:, h, block], out[:, h, block]
+            size = part.shape[1]
+            swap, result = swapped[:, :size], target if x.dtype == work else straight[:, :size]
+            swap[..., :n].copy_(part[..., n:])
+            swap[..., n:].copy_(part[..., :n])
+            torch.mul(part, cos[:, row, block], out=result) if x.dtype == work else result.copy_(part).mul_(cos[:, row, block])
+            result.addcmul_(swap, sin[:, row, block])
+            if result is not target:
+                target.copy_(result)

@@ -1,66 +1,93 @@
 """The tile engine as one opaque operator, so that compiled graphs and exported programs contain it whole.
 
-Inside, plans depend on the data (which leaves break the exponent bound); a traced graph could not.
+Inside, plans depend on the data (which leaves break the exponent bound); a traced graph could not. A call is cut into pieces: groups
+of heads, which keep temporaries small, and rows or heads of their own where a staircase has their times.
 """
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from eigenclock.attention import engine
 from eigenclock.attention.job import Job
-from eigenclock.theory.tiles import LEAVES, square, staircase
+from eigenclock.theory.tiles import LEAVES, Tile, square, staircase
+
+PIECES = 4
+"""Groups of heads a long call is cut into: temporaries shrink to a quarter and fit the cache better."""
+
+LONG = 1024
+"""Tokens from which a call counts as long."""
 
 # plan: "square" (self-attention), "staircase" (cross attention by time), "whole" (no order: every query sees every key)
 
 
-def _tiles(plan: str, window: int, job: Job) -> Job:
-    from dataclasses import replace
+@dataclass(frozen=True)
+class _Piece:
+    """A part of the call: some rows, some query heads and the key heads they read."""
 
+    rows: slice
+    heads: slice
+    keys: slice
+    job: Job
+
+
+def _planned(plan: str, window: int, job: Job) -> Job:
+    """The job with its tiles."""
     t, s = job.q.shape[2], job.k.shape[2]
     if plan == "square":
         plain = job.rate is None and job.nilpotent is None and job.slope is None and job.documents is None
         tiles = square(t, max(t, 1) if plain and not window else LEAVES[0], window or None)
     elif plan == "whole":
-        from eigenclock.theory.tiles import Tile
-
         tiles = [Tile("full", 0, 0, t, s)] if t and s else []
     else:
         rate = float(job.rate.detach().max()) if job.rate is not None and job.rate.numel() else 0.0
         tiles = staircase(job.query_times[0, 0, :, 0], job.key_times[0, 0, :, 0], LEAVES[0], rate)
-    return replace(job, tiles=tuple(tiles))
+    spread = None
+    if job.slope is not None and job.nilpotent is None and job.q.dtype != torch.float64 and tiles:
+        spread = 2 * abs(job.scale) * _largest(job.q) * job.per_head(_largest(job.k).mT, job.q.shape[1]).mT
+    return replace(job, tiles=tuple(tiles), spread=spread)
 
 
-def _jobs(
-    plan: str, window: int, scale: float, order: int, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
-    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
-) -> list[tuple[slice, slice, Job]]:  # fmt: skip
-    """The call as jobs: one, or one per row (and head) where a staircase has its own times per row (and head)."""
-    whole = Job(q, k, v, query_times, key_times, scale, (), rate, nilpotent, order, slope, documents, key_mask, allowed)
-    rows, heads = max(query_times.shape[0], key_times.shape[0]), max(query_times.shape[1], key_times.shape[1])
-    if plan != "staircase" or (rows == 1 and heads == 1):
-        return [(slice(None), slice(None), _tiles(plan, window, whole))]
-    out = []
-    group = q.shape[1] // k.shape[1]
-    for b in range(q.shape[0]):
-        for h in range(heads):
-            hs = slice(None) if heads == 1 else slice(h, h + 1)
-            ks = slice(None) if heads == 1 else slice(h // group, h // group + 1)
+def _largest(x: Tensor) -> Tensor:
+    """The largest norm of a vector in each row and head, (B, H)."""
+    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1)
 
-            def row(x: Tensor | None, head: slice | None = None, b: int = b) -> Tensor | None:
-                if x is None:
-                    return None
-                x = x[b : b + 1] if x.shape[0] > 1 else x
-                return x if head is None or x.shape[1] == 1 else x[:, head]
 
-            def per_head(x: Tensor | None, h: int = h) -> Tensor | None:
-                return x if x is None or heads == 1 or x.shape[0] == 1 else x[h : h + 1] if x.shape[0] == heads else x[h // group : h // group + 1]
+def _pieces(plan: str, window: int, whole: Job) -> list[_Piece]:
+    """The call cut into groups of heads, and into rows and heads where a staircase has times of their own."""
+    b, h, t, _ = whole.q.shape
+    g = whole.k.shape[1]
+    own_rows = plan == "staircase" and max(whole.query_times.shape[0], whole.key_times.shape[0]) > 1
+    own_heads = plan == "staircase" and max(whole.query_times.shape[1], whole.key_times.shape[1]) > 1
+    groups = next(n for n in range(min(PIECES, g), 0, -1) if g % n == 0) if t >= LONG and g else 1
+    ranges = [(slice(i * h // groups, (i + 1) * h // groups), slice(i * g // groups, (i + 1) * g // groups)) for i in range(groups)]
+    if own_heads:
+        ranges = [(slice(i, i + 1), slice(i * g // h, i * g // h + 1)) for i in range(h)]
+    rows = [slice(i, i + 1) for i in range(b)] if own_rows else [slice(0, b)]
+    return [_Piece(r, heads, keys, _planned(plan, window, _part(whole, r, heads, keys))) for r in rows for heads, keys in ranges]
 
-            part = Job(
-                row(q, hs), row(k, ks), row(v, ks), row(query_times, hs), row(key_times, hs), scale, (), per_head(rate), per_head(nilpotent), order,
-                per_head(slope), row(documents), row(key_mask), row(allowed, hs),
-            )  # fmt: skip
-            out.append((slice(b, b + 1), hs, _tiles(plan, window, part)))
-    return out
+
+def _part(job: Job, rows: slice, heads: slice, keys: slice) -> Job:
+    h, g = job.q.shape[1], job.k.shape[1]
+
+    def of_head(x: Tensor | None, axis: int) -> Tensor | None:
+        if x is None or x.shape[axis] == 1:
+            return x
+        chosen = heads if x.shape[axis] == h else keys
+        return x[chosen] if axis == 0 else x[:, chosen]
+
+    def of_row(x: Tensor | None) -> Tensor | None:
+        return x if x is None or x.shape[0] == 1 else x[rows]
+
+    def both(x: Tensor | None) -> Tensor | None:
+        return of_head(of_row(x), 1)
+
+    return replace(
+        job, q=job.q[rows, heads], k=job.k[rows, keys], v=job.v[rows, keys], query_times=both(job.query_times), key_times=both(job.key_times),
+        rate=of_head(job.rate, 0), nilpotent=of_head(job.nilpotent, 0), slope=of_head(job.slope, 0) if h > 1 or g > 1 else job.slope,
+        documents=of_row(job.documents), key_mask=of_row(job.key_mask), allowed=both(job.allowed),
+    )  # fmt: skip
 
 
 @torch.library.custom_op("eigenclock::tiled", mutates_args=())
@@ -69,13 +96,14 @@ def tiled(
     rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call; see Job for the shapes."""
-    jobs = _jobs(plan, window, scale, order, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed)
-    if len(jobs) == 1:
-        return engine.forward(jobs[0][2])
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    lse = torch.zeros(q.shape[:3], dtype=jobs[0][2].accumulate if jobs else torch.float32, device=q.device)
-    for rows, heads, job in jobs:
-        out[rows, heads], lse[rows, heads] = engine.forward(job)
+    whole = Job(q, k, v, query_times, key_times, scale, (), rate, nilpotent, order, slope, documents, key_mask, allowed)
+    pieces = _pieces(plan, window, whole)
+    if len(pieces) == 1:
+        return engine.forward(pieces[0].job)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty(q.shape[:3], dtype=whole.accumulate, device=q.device)
+    for piece in pieces:
+        out[piece.rows, piece.heads], lse[piece.rows, piece.heads] = engine.forward(piece.job)
     return out, lse
 
 
@@ -92,18 +120,33 @@ def tiled_backward(
     out: Tensor, lse: Tensor, g: Tensor, g_lse: Tensor | None, small: bool, clock: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients to q, k, v, query_times, key_times, rate, nilpotent and slope (empty tensors for those nobody asked for)."""
-    jobs = _jobs(plan, window, scale, order, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed)
-    results = []
-    for rows, heads, job in jobs:
-        want = small or (clock and slope is not None)
-        one = engine.backward(job, g[rows, heads], out[rows, heads], lse[rows, heads], None if g_lse is None else g_lse[rows, heads], want)
-        results.append((rows, heads, job, one))
-    grads = _collect(results, q, k, rate, nilpotent, slope)
-    d_query_times, d_key_times = q.new_empty(0), q.new_empty(0)  # operators may not return one tensor twice
-    if clock:
-        d_query_times, d_key_times = _clock_gradients(grads, q, k, query_times, key_times, rate, nilpotent, slope)
-    optional = [q.new_empty(0) if x is None or not small else x for x in (grads.rate, grads.nilpotent, grads.slope)]
-    return (grads.q.to(q.dtype), grads.k.to(k.dtype), grads.v.to(v.dtype), d_query_times, d_key_times, optional[0], optional[1], optional[2])
+    whole = Job(q, k, v, query_times, key_times, scale, (), rate, nilpotent, order, slope, documents, key_mask, allowed)
+    pieces = _pieces(plan, window, whole)
+    shared_keys = len({(p.rows.start, p.keys.start) for p in pieces}) < len(pieces)  # several pieces add to one key head
+    keys = [(torch.zeros_like if shared_keys else torch.empty_like)(x, memory_format=torch.contiguous_format) for x in (k, v)]
+    dq, dk, dv = torch.empty_like(q, memory_format=torch.contiguous_format), *keys
+    d_query_times, d_key_times = (torch.zeros(x.shape if clock else 0, dtype=torch.float64, device=q.device) for x in (query_times, key_times))
+    parameters = [torch.zeros(x.shape if x is not None and small else 0, dtype=whole.accumulate, device=q.device) for x in (rate, nilpotent, slope)]
+    for p in pieces:
+        one = engine.backward(p.job, g[p.rows, p.heads], out[p.rows, p.heads], lse[p.rows, p.heads], None if g_lse is None else g_lse[p.rows, p.heads],
+                              small or (clock and slope is not None))  # fmt: skip
+        dq[p.rows, p.heads] = one.q.to(q.dtype)
+        for total, part in ((dk, one.k), (dv, one.v)):
+            if shared_keys:
+                total[p.rows, p.keys] += part.to(total.dtype)
+            else:
+                total[p.rows, p.keys] = part.to(total.dtype)
+        if clock:
+            for total, part in zip((d_query_times, d_key_times), _clock_gradients(p.job, one), strict=True):
+                view = total if total.shape[0] == 1 else total[p.rows]
+                view = view if view.shape[1] == 1 else view[:, p.heads if view.shape[1] == q.shape[1] else p.keys]
+                view += part
+        if small:
+            for total, part in zip(parameters, (one.rate, one.nilpotent, one.slope), strict=True):
+                if part is not None:
+                    view = total if total.shape[0] == 1 else total[p.heads if total.shape[0] == q.shape[1] else p.keys]
+                    view += part
+    return dq, dk, dv, d_query_times, d_key_times, parameters[0], parameters[1], parameters[2]
 
 
 @tiled_backward.register_fake
@@ -113,70 +156,33 @@ def _(  # noqa: ANN202
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
 
     def like(x: Tensor | None, wanted: bool, dtype: torch.dtype = kind) -> Tensor:
-        return q.new_empty(0) if x is None or not wanted else torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        return q.new_empty(0, dtype=dtype) if x is None or not wanted else torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
     sides = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     return (*sides, like(query_times, clock, torch.float64), like(key_times, clock, torch.float64), *(like(x, small) for x in (rate, nilpotent, slope)))
 
 
-def _collect(results: list, q: Tensor, k: Tensor, rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None) -> engine.Gradients:
-    """The gradients of several jobs put together."""
-    if len(results) == 1:
-        return results[0][3]
-    kind = torch.float64 if q.dtype == torch.float64 else torch.float32
-
-    def zeros(size: torch.Size | tuple[int, ...]) -> Tensor:
-        return torch.zeros(size, dtype=kind, device=q.device)
-
-    total = engine.Gradients(zeros(q.shape), zeros(k.shape), zeros(k.shape))
-    group = q.shape[1] // max(k.shape[1], 1)
-    for rows, heads, _, one in results:
-        kv = heads if heads == slice(None) else slice(heads.start // group, heads.start // group + 1)
-        total.q[rows, heads] += one.q
-        total.k[rows, kv] += one.k
-        total.v[rows, kv] += one.v
-        for name, full in (("key_bias", (*q.shape[:2], k.shape[2])), ("row_bias", q.shape[:3])):
-            part = getattr(one, name)
-            if part is not None:
-                if getattr(total, name) is None:
-                    setattr(total, name, zeros(full))
-                getattr(total, name)[rows, heads] += part
-        for name, parameter in (("rate", rate), ("nilpotent", nilpotent), ("slope", slope)):
-            part = getattr(one, name)
-            if part is not None and parameter is not None:
-                if getattr(total, name) is None:
-                    setattr(total, name, zeros(parameter.shape))
-                target = getattr(total, name)
-                if heads != slice(None) and target.shape[0] > 1:
-                    target = target[heads] if target.shape[0] == q.shape[1] else target[kv]
-                target += part
-    return total
-
-
-def _clock_gradients(
-    grads: engine.Gradients, q: Tensor, k: Tensor, query_times: Tensor, key_times: Tensor, rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """d tau = <L^T q, dq> on queries and -<L k, dk> on keys, exact from the final gradients."""
+def _clock_gradients(job: Job, grads: engine.Gradients) -> tuple[Tensor, Tensor]:
+    """d tau = <L^T q, dq> on queries and -<L k, dk> on keys, exact from the final gradients; summed to the shapes of the times."""
     acc = grads.q.dtype
-    d_query = torch.zeros(*q.shape[:3], query_times.shape[-1], dtype=acc, device=q.device)
-    d_key = torch.zeros(*k.shape[:3], key_times.shape[-1], dtype=acc, device=q.device)
-    if rate is not None:
-        for total, x, dx, sign in ((d_query, q, grads.q, -1.0), (d_key, k, grads.k, 1.0)):
-            per_head = rate if rate.shape[0] in (1, x.shape[1]) else rate.repeat_interleave(x.shape[1] // rate.shape[0], 0)
-            energy = (x.to(acc) * dx).unflatten(-1, (-1, rate.shape[-1])).sum(-2) * per_head.to(acc)[:, None]
-            total += sign * (energy.sum(-1, keepdim=True) if total.shape[-1] == 1 else energy)
-    if nilpotent is not None:
-        for total, x, dx, sign in ((d_query, q, grads.q, 1.0), (d_key, k, grads.k, -1.0)):
-            n = nilpotent.to(acc)
-            n = n if n.shape[0] in (1, x.shape[1]) else n.repeat_interleave(x.shape[1] // n.shape[0], 0)
-            total += sign * ((x.to(acc) @ (n if sign > 0 else n.mT)) * dx).sum(-1, keepdim=True)
-    d_query_times = d_query.double().sum_to_size(query_times.shape)
-    d_key_times = d_key.double().sum_to_size(key_times.shape) if d_key.shape[1] >= key_times.shape[1] else d_key.double().sum(1, keepdim=True).expand(key_times.shape)
-    if slope is not None and grads.key_bias is not None and grads.row_bias is not None:
-        m = slope.to(acc)[:, None]
-        d_query_times = d_query_times - (m * grads.row_bias)[..., None].double().sum_to_size(query_times.shape)
-        d_key_times = d_key_times + (m * grads.key_bias)[..., None].double().sum_to_size(key_times.shape)
-    return d_query_times, d_key_times
+    totals = []
+    for x, dx, times, is_query in ((job.q, grads.q, job.query_times, True), (job.k, grads.k, job.key_times, False)):
+        total = torch.zeros(*x.shape[:3], times.shape[-1], dtype=acc, device=x.device)
+        if job.rate is not None:
+            columns = job.rate.shape[-1]
+            energy = (x.to(acc) * dx).unflatten(-1, (-1, columns)).sum(-2) * job.per_head(job.rate, x.shape[1]).to(acc)[:, None]
+            energy = energy.sum(-1, keepdim=True) if times.shape[-1] == 1 else energy
+            total += -energy if is_query else energy
+        if job.nilpotent is not None:
+            n = job.per_head(job.nilpotent, x.shape[1]).to(acc)
+            sheared = ((x.to(acc) @ (n if is_query else n.mT)) * dx).sum(-1, keepdim=True)
+            total += sheared if is_query else -sheared
+        bias = grads.row_bias if is_query else grads.key_bias
+        if job.slope is not None and bias is not None:
+            share = (job.slope.to(acc)[:, None] * bias)[..., None]
+            total = total - share if is_query else total + share
+        totals.append(total.double().sum_to_size(times.shape))
+    return totals[0], totals[1]
 
 
 def _setup(ctx, inputs, output) -> None:  # noqa: ANN001

