@@ -117,7 +117,7 @@ def test_training_steps_move_the_parameters_and_keep_them_valid(name):
     enc = BUILD[name]()
     before = [p.detach().clone() for p in enc.parameters()]
     q, k, v, target = (torch.randn(1, 2, 20, 4) for _ in range(4))
-    optimizer = torch.optim.SGD(enc.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(enc.parameters(), lr=1e-3)
     for _ in range(5):
         optimizer.zero_grad()
         (ec.attention(q, k, v, enc) - target).square().sum().backward()

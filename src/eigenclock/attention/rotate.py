@@ -130,7 +130,7 @@ def _turn_halves(x: Tensor, turning: Tensor, out: Tensor) -> None:
     work, n = working_dtype(x), x.shape[-1] // 2
     parts = torch.view_as_real(turning)
     cos, sin = parts[..., 0].repeat(1, 1, 1, 2), torch.cat([-parts[..., 1], parts[..., 1]], -1)
-    rows = min(ROWS, x.shape[2])
+    rows = max(1, min(ROWS, x.shape[2]))
     straight, swapped = (torch.empty(x.shape[0], rows, 2 * n, dtype=work, device=x.device) for _ in range(2))
     for h in range(x.shape[1]):
         row = h if turning.shape[1] > 1 else 0

@@ -90,8 +90,7 @@ def _part(job: Job, rows: slice, heads: slice, keys: slice) -> Job:
     )  # fmt: skip
 
 
-@torch.library.custom_op("eigenclock::tiled", mutates_args=())
-def tiled(
+def _forward(
     plan: str, window: int, scale: float, order: int, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
     rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -107,14 +106,16 @@ def tiled(
     return out, lse
 
 
-@tiled.register_fake
+_forward_op = torch.library.custom_op("eigenclock::tiled", _forward, mutates_args=())
+
+
+@_forward_op.register_fake
 def _(plan, window, scale, order, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed):  # noqa: ANN001, ANN202
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=kind)
 
 
-@torch.library.custom_op("eigenclock::tiled_backward", mutates_args=())
-def tiled_backward(
+def _backward(
     plan: str, window: int, scale: float, order: int, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
     rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
     out: Tensor, lse: Tensor, g: Tensor, g_lse: Tensor | None, small: bool, clock: bool,
@@ -149,7 +150,10 @@ def tiled_backward(
     return dq, dk, dv, d_query_times, d_key_times, parameters[0], parameters[1], parameters[2]
 
 
-@tiled_backward.register_fake
+_backward_op = torch.library.custom_op("eigenclock::tiled_backward", _backward, mutates_args=())
+
+
+@_backward_op.register_fake
 def _(  # noqa: ANN202
     plan, window, scale, order, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed, out, lse, g, g_lse, small, clock,  # noqa: ANN001
 ):
@@ -185,23 +189,51 @@ def _clock_gradients(job: Job, grads: engine.Gradients) -> tuple[Tensor, Tensor]
     return totals[0], totals[1]
 
 
+# --- the two ways in: an autograd function in eager mode, the operator while a graph is traced --------------------------------------
+
+
+def tiled(
+    plan: str, window: int, scale: float, order: int, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
+    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call, differentiable; see Job for the shapes."""
+    arguments = plan, window, scale, order, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed
+    return _forward_op(*arguments) if torch.compiler.is_compiling() else _Tiled.apply(*arguments)
+
+
 def _setup(ctx, inputs, output) -> None:  # noqa: ANN001
     ctx.options = inputs[:4]
     ctx.save_for_backward(*inputs[4:], *output)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, g, g_lse):  # noqa: ANN001, ANN202
+def _gradients(backward, ctx, g, g_lse):  # noqa: ANN001, ANN202
     *tensors, out, lse = ctx.saved_tensors
-    q, _, _, query_times, key_times, rate, nilpotent, slope, *_ = tensors
+    rate, nilpotent, slope = tensors[5:8]
     if g is None and g_lse is None:
         return (None,) * 15
     g = torch.zeros_like(out) if g is None else g
     needs = ctx.needs_input_grad
     small, clock = any(needs[9:12]), any(needs[7:9])
-    dq, dk, dv, dtq, dtk, *parameters = tiled_backward(*ctx.options, *tensors, out, lse, g.contiguous(), g_lse, small, clock)
+    dq, dk, dv, dtq, dtk, *parameters = backward(*ctx.options, *tensors, out, lse, g.contiguous(), g_lse, small, clock)
     back = [d.to(p.dtype) if p is not None and n else None for d, p, n in zip(parameters, (rate, nilpotent, slope), needs[9:12], strict=True)]
     return (None,) * 4 + (dq, dk, dv, dtq if clock else None, dtk if clock else None, *back, None, None, None)
 
 
-tiled.register_autograd(_backward, setup_context=_setup)
+class _Tiled(torch.autograd.Function):
+    """The eager way in: the operator's would import the compiler on its first call."""
+
+    @staticmethod
+    def forward(ctx, *arguments):  # noqa: ANN001, ANN002, ANN205
+        with torch.no_grad():
+            output = _forward(*arguments)
+        _setup(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g, g_lse):  # noqa: ANN001, ANN205
+        return _gradients(_backward, ctx, g, g_lse)
+
+
+_forward_op.register_autograd(lambda ctx, g, g_lse: _gradients(_backward_op, ctx, g, g_lse), setup_context=_setup)

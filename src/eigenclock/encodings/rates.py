@@ -57,7 +57,7 @@ def fit_rows(numbers: Tensor, columns: int, rows: tuple[int, ...], what: str, ex
         raise ShapeError(f"got {what} of shape {tuple(numbers.shape)}; expected {expected}: one value, one per block, or one per head and block")
     if numbers.ndim == 2 and numbers.shape[0] == 1:
         numbers = numbers[0]
-    if expand:
+    if expand and not (numbers.ndim == 1 and rows[0] == 1):
         return numbers.expand(rows[0] if numbers.ndim == 1 else numbers.shape[0], columns).clone()
     return numbers.expand(*numbers.shape[:-1], columns).clone() if columns > 1 else numbers
 

@@ -94,7 +94,8 @@ def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
             q, k = (F.pad(x, (0, v.shape[-1] - x.shape[-1])) for x in (q, k))
     if additive is not None:
         additive = additive.expand(q.shape[0], additive.shape[1], q.shape[2], k.shape[2])
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=additive, is_causal=exact, scale=problem.scale, enable_gqa=g != h)[..., :width]
+    grouped = True if g != h else False  # noqa: SIM210 - a traced g is no plain int: this line makes it a guard
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=additive, is_causal=exact, scale=problem.scale, enable_gqa=grouped)[..., :width]
     if mask is not None and not exact:
         out = out.masked_fill(~mask.any(-1, keepdim=True), 0.0)  # a row that sees nothing is zero on every device
     return out, None

@@ -60,8 +60,10 @@ class Jordan(Generator):
     def blocks(self) -> tuple[Block, ...]:
         n, level = self.rate.shape[-1], self._level
         cells = pair_channels(n, self.pairing) if self.freq is not None else [(i,) for i in range(n)]
-        decays = bool((self.rate != 0).any()) if self.rate.numel() else False
-        return tuple(Block(tuple(c + r * level for r in range(self.order) for c in cell), decays, self.freq is not None, self.order) for cell in cells)
+        decays = (self.rate.detach().reshape(-1, n) != 0).any(0).tolist()
+        return tuple(
+            Block(tuple(c + r * level for r in range(self.order) for c in cell), decays[i], self.freq is not None, self.order) for i, cell in enumerate(cells)
+        )
 
     def _spread(self, parameter: Tensor) -> Tensor:
         """A parameter of one value per block as one value per channel of a level."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eigenclock.errors import AxiomError, ShapeError
+from eigenclock.errors import AxiomError, ShapeError, UnsupportedError
 from eigenclock.theory.generator import Block, Generator, check_width, common_heads
 from eigenclock.theory.split import Split, on_top
 
@@ -14,7 +14,7 @@ from eigenclock.theory.split import Split, on_top
 class Product(Generator):
     """L = L_1 + L_2 with L_1 L_2 = L_2 L_1.
 
-    Raises: ShapeError where the widths differ; AxiomError where the two do not commute (their product is then no group).
+    Raises: ShapeError where the widths differ; UnsupportedError where blocks overlap without matching; AxiomError where the two do not commute (their product is then no group).
 
     >>> import torch
     >>> from eigenclock.theory.generators import Decay, Rotation
@@ -31,6 +31,7 @@ class Product(Generator):
         common_heads((self.left, self.right))
         if not torch.compiler.is_compiling():
             self._check_commuting()
+            self.blocks()
 
     def _check_commuting(self) -> None:
         if self.left.split().is_scalar or self.right.split().is_scalar:
@@ -58,7 +59,13 @@ class Product(Generator):
             cells = [c for c in cells if c not in touching]
             group = [block, *touching]
             channels = tuple(sorted({c for b in group for c in b.channels}))
-            cells.append(Block(channels, any(b.decays for b in group), any(b.turns for b in group), max(b.order for b in group)))
+            cell = Block(channels, any(b.decays for b in group), any(b.turns for b in group), max(b.order for b in group))
+            if len(channels) != cell.jordan.dim:
+                raise UnsupportedError(
+                    f"got blocks that overlap without matching on channels {channels}; expected both factors to cut the channels into the same blocks "
+                    "(one pairing, chains of one shape)"
+                )
+            cells.append(cell)
         return tuple(sorted(cells, key=lambda b: b.channels))
 
     def act(self, x: Tensor, t: Tensor) -> Tensor:
