@@ -10,7 +10,7 @@ from torch import Tensor
 from eigenclock.attention import ops, scaling
 from eigenclock.attention.job import Job, fold, take, unfold
 from eigenclock.attention.visibility import additive, visible
-from eigenclock.theory.tiles import EXPONENT_BOUND, LEAVES, Tile
+from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Tile
 
 EXTRA = 8
 """Columns appended in the backward where a bias or the log-sum-exp has a gradient (a multiple of 8 keeps the kernel fast)."""
@@ -41,17 +41,21 @@ class _Prepared:
 
 
 def hot_leaves(job: Job, tile: Tile) -> Tensor | None:
-    """Leaves whose exponents break the bound, (batch * outer * count,) True where split further; None where there are none.
+    """Leaves whose exponents or bias break their bound, (batch * outer * count,) True where split further; None where there are none.
 
     Never a global leaf size from a data maximum: one busy row or one huge gap must not slow down the rest.
     """
-    if tile.kind != "causal" or job.rate is None or tile.queries == 1 or job.leaf + 1 >= len(LEAVES):
+    if tile.kind != "causal" or (job.rate is None and job.slope is None) or tile.queries == 1 or job.leaf + 1 >= len(LEAVES):
         return None
     times = take(job.key_times, tile.key, tile.keys, tile)
     last = torch.maximum(times[..., -1:, :], take(job.query_times, tile.query, tile.queries, tile)[..., -1:, :])
     reach = torch.maximum(times[..., tile.keys // 2, :] - times[..., 0, :], last[..., 0, :] - times[..., tile.keys // 2, :])
-    rate = job.rate.double()[:, None, None]
-    hot = ((reach * rate).amax(-1) > EXPONENT_BOUND).any(1)  # over heads
+    load = torch.zeros(1, dtype=reach.dtype, device=reach.device)
+    if job.rate is not None:
+        load = (reach * job.rate.double()[:, None, None]).amax(-1) / EXPONENT_BOUND
+    if job.slope is not None:
+        load = torch.maximum(load.amax(1, keepdim=True) if load.ndim > 1 else load, reach[..., 0] * job.slope.double().max() / BIAS_BOUND)
+    hot = (load > 1).any(1)  # over heads
     hot = hot.expand(job.q.shape[0], *hot.shape[1:]).flatten()
     return hot if bool(hot.any()) else None
 
@@ -72,7 +76,7 @@ def _prepare(job: Job, tile: Tile, clamp: bool) -> _Prepared:
         if job.spread is not None and tile.kind in ("full", "flip"):
             # Weights below e^-30 of the row's largest reach no digit of float32; left in, they become subnormal and slow.
             key_term = key_term.masked_fill(key_term < -(NEGLIGIBLE + job.spread[:, :, None, None, None]), -math.inf)
-        row_term = (slope * (take(job.query_times[..., 0], tile.query, tile.queries, tile) - c[..., 0])).to(job.accumulate)
+        row_term = slope * (take(job.query_times[..., 0], tile.query, tile.queries, tile) - c[..., 0])
         key_term = key_term.unsqueeze(-2)
     bias = additive(seen.keys, key_term, ops.bias_dtype(dtype))
     if bias is not None:
@@ -95,11 +99,19 @@ def _flip(x: Tensor, pad: int, fill: float = 0.0) -> Tensor:
 # --- forward -----------------------------------------------------------------------------------------------------------------------
 
 
-def forward(job: Job) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, D) in the dtype of q and log-sum-exp (B, H, T); rows that see nothing give zeros and -inf."""
-    b, h, t, d = job.q.shape
-    out = _accumulator(job, (b, h, t, d))
-    lse = torch.full((b, h, t), -math.inf, dtype=job.accumulate, device=job.q.device)
+def forward(job: Job, out: Tensor | None = None, lse: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, D) in the dtype of q and log-sum-exp (B, H, T) in float64 (a bias can be large beside it); rows that see nothing give zeros and -inf.
+
+    ``out`` and ``lse``: where to write them, new tensors if left out.
+    """
+    target = out
+    if out is None or out.dtype != job.accumulate:
+        out = _accumulator(job, tuple(job.q.shape))
+    elif not _leaves_first(job):
+        out.zero_()
+    if lse is None:
+        lse = torch.empty(job.q.shape[:3], dtype=torch.float64, device=job.q.device)
+    lse.fill_(-math.inf)
     for tile in job.tiles:
         out_view, lse_view = take(out, tile.query, tile.queries, tile), take(lse, tile.query, tile.queries, tile)
         hot = hot_leaves(job, tile)
@@ -115,12 +127,20 @@ def forward(job: Job) -> tuple[Tensor, Tensor]:
             inner, inner_lse = forward(job.leaves(tile, chosen))
             out_view.permute(0, 2, 3, 1, 4, 5)[_split_index(chosen, tile)] = inner.to(out.dtype)
             lse_view.permute(0, 2, 3, 1, 4)[_split_index(chosen, tile)] = inner_lse
-    return out.to(job.q.dtype), lse
+    if target is None:
+        target = out.to(job.q.dtype)
+    elif target is not out:
+        target.copy_(out)
+    return target, lse
+
+
+def _leaves_first(job: Job) -> bool:
+    return bool(job.tiles) and job.tiles[0].kind == "causal"
 
 
 def _accumulator(job: Job, size: tuple[int, ...]) -> Tensor:
     """Zeros; left unwritten where leaves come first, which write every row and key once before anything is added."""
-    make = torch.empty if job.tiles and job.tiles[0].kind == "causal" else torch.zeros
+    make = torch.empty if _leaves_first(job) else torch.zeros
     return make(size, dtype=job.accumulate, device=job.q.device)
 
 
@@ -135,7 +155,7 @@ def _forward_tile(job: Job, tile: Tile, clamp: bool) -> tuple[Tensor, Tensor]:
     if p.kind == "flip":
         part, part_lse = part[..., p.pad :, :].flip(-2), part_lse[..., p.pad :].flip(-1)
     batch = job.q.shape[0]
-    part, part_lse = unfold(part, batch, tile), unfold(part_lse, batch, tile)
+    part, part_lse = unfold(part, batch, tile), unfold(part_lse, batch, tile).double()
     if p.row_term is not None:
         part_lse = part_lse - p.row_term
     if p.rows is not None:
@@ -146,10 +166,9 @@ def _forward_tile(job: Job, tile: Tile, clamp: bool) -> tuple[Tensor, Tensor]:
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Merge a partial softmax into ``out`` and ``lse`` in place: out = (1 - w) out + w part with w = sigmoid(part_lse - lse)."""
-    part_lse = part_lse.to(lse.dtype)
     dead = (part_lse == -math.inf) & (lse == -math.inf)
     weight = torch.sigmoid(part_lse - lse).masked_fill(dead, 0.0)  # -inf minus -inf is NaN
-    out.lerp_(part.to(out.dtype), weight[..., None])
+    out.lerp_(part.to(out.dtype), weight[..., None].to(out.dtype))
     lse.copy_(torch.logaddexp(lse, part_lse))
 
 
@@ -225,7 +244,7 @@ def _backward_tile(job: Job, tile: Tile, hot: Tensor | None, g: Tensor, out: Ten
     dead = tile_lse == -math.inf if p.rows is None else (tile_lse == -math.inf) | ~p.rows
     if hot is not None:
         dead = dead | hot.view(batch, 1, tile.outer, tile.count, 1)
-    tile_lse = fold(tile_lse.masked_fill(dead, math.inf)).contiguous()
+    tile_lse = fold(tile_lse.masked_fill(dead, math.inf)).to(ops.bias_dtype(dtype)).contiguous()
     tile_g, tile_out = fold(take(g, tile.query, tile.queries, tile)).to(dtype), fold(take(out, tile.query, tile.queries, tile)).to(dtype)
     q, k, v = p.q, p.k, p.v
     extra = grads.key_bias is not None or g_lse is not None
@@ -253,7 +272,7 @@ def _backward_tile(job: Job, tile: Tile, hot: Tensor | None, g: Tensor, out: Ten
         for s, acted, part in ((p.query, p.q, dq), (p.key, p.k, dk)):
             if p.kind == "flip":
                 acted = acted[..., p.pad if s.is_query else 0 :, :].flip(-2)
-            _add_rows(grads.rate, scaling.rate_gradient(s, unfold(acted, batch, tile), part))
+            _add_rows(grads.rate, scaling.rate_gradient(job, s, unfold(acted, batch, tile), part))
     if grads.nilpotent is not None:
         for s, part in ((p.query, dq), (p.key, dk)):
             _add_rows(grads.nilpotent, scaling.nilpotent_gradient(job, s, part))

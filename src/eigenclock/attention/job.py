@@ -1,6 +1,7 @@
 """What the tile engine works on: plain tensors, and views of them tile by tile."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -8,12 +9,28 @@ from torch import Tensor
 from eigenclock.theory.tiles import LEAVES, Tile, square
 
 
+class Workspace:
+    """Memory reused from tile to tile: fresh pages cost as much as the arithmetic on them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised tensor, valid until the same name is taken again."""
+        need = math.prod(size)
+        buffer = self._buffers.get((name, dtype))
+        if buffer is None or buffer.numel() < need:
+            buffer = self._buffers[name, dtype] = torch.empty(need, dtype=dtype, device=device)
+        return buffer[:need].view(size)
+
+
 @dataclass(frozen=True)
 class Job:
     """One attention call, lowered: everything that turns has been turned; what is left decays, shears or adds a bias.
 
     q (B, H, T, D), k and v (B, G, S, D), equal widths. query_times and key_times (B|1, H|1, T, W) float64, nondecreasing, W one clock
-    or one per column of rate. rate (heads, R) >= 0 with R dividing D: channel c decays with column c % R. nilpotent (heads, D, D).
+    or one per column of rate. rate (heads, R) >= 0 with R dividing D: channel c decays
+    with column c % R, or, where ``paired``, with column c // 2. nilpotent (heads, D, D).
     slope (H,): the logit gets -slope (t - s). documents (B|1, T): run numbers. key_mask (B|1, S) and allowed (B|1, H|1, T|1, S): True
     may attend. ``tiles`` is the plan; ``leaf`` the index of its leaf size in LEAVES.
     """
@@ -26,6 +43,7 @@ class Job:
     scale: float
     tiles: tuple[Tile, ...]
     rate: Tensor | None = None
+    paired: bool = False
     nilpotent: Tensor | None = None
     order: int = 1
     slope: Tensor | None = None
@@ -34,6 +52,7 @@ class Job:
     allowed: Tensor | None = None
     leaf: int = 0
     spread: Tensor | None = None  # (B, H) bound on the range of the logits without the bias, where keys far down may be dropped
+    workspace: Workspace = field(default_factory=Workspace, compare=False)
 
     @property
     def accumulate(self) -> torch.dtype:
@@ -44,6 +63,12 @@ class Job:
         """A parameter (1|G|H, ...) with as many rows as a side has heads (or one)."""
         rows = parameter.shape[0]
         return parameter if rows in (1, heads) else parameter.repeat_interleave(heads // rows, 0)
+
+    def by_column(self, x: Tensor) -> Tensor:
+        """Channels summed to the columns of rate, (..., D) -> (..., R)."""
+        assert self.rate is not None
+        columns = self.rate.shape[-1]
+        return x.unflatten(-1, (columns, 2)).sum(-1) if self.paired else x.unflatten(-1, (-1, columns)).sum(-2)
 
     def leaves(self, tile: Tile, chosen: Tensor) -> "Job":
         """The chosen leaves (indices into batch x outer x count) of a causal tile as a batch of short sequences of their own."""
@@ -66,7 +91,7 @@ class Job:
             self,
             q=pick(self.q, tile.query), k=pick(self.k, tile.key), v=pick(self.v, tile.key),
             query_times=pick(self.query_times, tile.query), key_times=pick(self.key_times, tile.key),
-            spread=None, documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
+            spread=None, workspace=Workspace(), documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
             tiles=tuple(square(tile.queries, LEAVES[self.leaf + 1])), leaf=self.leaf + 1,
         )  # fmt: skip
 

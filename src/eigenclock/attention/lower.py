@@ -21,10 +21,11 @@ class Lowered:
     nilpotent: Tensor | None  # (rows, D, D)
     order: int
     slope: Tensor | None
-    width: int | None = None  # of q and k before any padding
+    width: int  # of q and k before any padding
+    paired: bool  # column i of rate belongs to channels 2i and 2i + 1; otherwise to every channel c with c % R = i
 
 
-def lower(problem: Problem, repeat_keys: bool = False) -> Lowered:
+def lower(problem: Problem) -> Lowered:
     """Apply the basis and the rotations once; append the coordinates of lifts that are no linear bias."""
     split, q, k = problem.split, problem.q, problem.k
     query_times, key_times = problem.query_times, problem.key_times
@@ -33,24 +34,25 @@ def lower(problem: Problem, repeat_keys: bool = False) -> Lowered:
     if split.basis is not None and split.inverse is not None:
         q = _map(q, split.basis)
         k = _map(k, split.inverse.mT)
-    halves = len(split.turns) == 1 and split.turns[0].width == q.shape[-1] and split.turns[0].pairing == "interleaved" and _pairwise(split)
     for turn in split.turns:
         for_keys = make_table(key_times, turn, k.dtype)
         for_queries = for_keys
         repeated = _per_query_head(turn, q.shape[1])
         if query_times is not key_times or repeated is not turn:
             for_queries = make_table(query_times, repeated, q.dtype)
-        q, k = rotate(q, for_queries, halves), rotate(k, for_keys, halves)
+        q, k = rotate(q, for_queries), rotate(k, for_keys)
     rate = split.rate if split.rate is None or split.rate.ndim == 2 else split.rate[None]
-    if halves and rate is not None and rate.shape[-1] > 1:
+    paired = rate is not None and rate.shape[-1] == q.shape[-1] and _pairwise(split)
+    if paired and rate is not None:
         rate = rate[..., ::2]  # both channels of a pair decay alike (else they would not commute): one column per pair
     nilpotent = split.nilpotent if split.nilpotent is None or split.nilpotent.ndim == 3 else split.nilpotent[None]
-    return Lowered(q, k, rate, nilpotent, split.order, problem.slope, q.shape[-1])
+    return Lowered(q, k, rate, nilpotent, split.order, problem.slope, q.shape[-1], paired)
 
 
 def _pairwise(split: Split) -> bool:
-    """Whether interleaved pairs may be written as halves: something decays, and nothing else refers to channels."""
-    return split.rate is not None and split.nilpotent is None and split.basis is None
+    """Whether all channels are interleaved pairs, whose rates are equal two by two."""
+    turns = split.turns
+    return len(turns) == 1 and turns[0].width == split.dim and turns[0].pairing == "interleaved" and split.nilpotent is None and split.basis is None
 
 
 def _per_query_head(turn: Turn, heads: int) -> Turn:

@@ -33,30 +33,26 @@ def make_table(times: Tensor, turn: Turn, dtype: torch.dtype) -> Table:
     if torch.compiler.is_compiling():
         return Table(turn, angle, None)
     small = reduced(angle.detach()).to(torch.promote_types(dtype, torch.float32))
-    return Table(turn, angle, torch.polar(torch.ones_like(small), small))
+    return Table(turn, angle, torch.complex(small.cos(), small.sin()))
 
 
-def rotate(x: Float[Tensor, "B H T D"], table: Table, split_halves: bool = False) -> Float[Tensor, "B H T D"]:
-    """Turn the pairs of one run of channels by their angle: the action on queries and on keys alike.
-
-    ``split_halves`` writes interleaved pairs as (i, i + n), an order in which rates of pairs broadcast; the score does not change
-    when both sides are written so. The result has the dtype of ``x``.
+def rotate(x: Float[Tensor, "B H T D"], table: Table) -> Float[Tensor, "B H T D"]:
+    """Turn the pairs of one run of channels by their angle: the action on queries and on keys alike, in the dtype of ``x``.
 
     Source: Su et al. (RoFormer), 2104.09864, eq. 34.
     """
     turn = table.turn
     if table.turning is None:
-        return _rotate_traced(x, table.angle, turn, split_halves)
-    return _Rotate.apply(x, table.angle, table.turning, turn.start, turn.width, turn.pairing, split_halves)
+        return _rotate_traced(x, table.angle, turn)
+    return _Rotate.apply(x, table.angle, table.turning, turn.start, turn.width, turn.pairing)
 
 
-def _rotate_traced(x: Tensor, angle: Tensor, turn: Turn, split_halves: bool) -> Tensor:
+def _rotate_traced(x: Tensor, angle: Tensor, turn: Turn) -> Tensor:
     """Real arithmetic in one expression, for the compiler to fuse (it generates no code for complex numbers)."""
     cos, sin = cos_sin(angle, working_dtype(x))
     a, b = x[..., turn.first], x[..., turn.second]
     first, second = a * cos - b * sin, a * sin + b * cos
-    halves = split_halves or turn.pairing == "half"
-    turned = torch.cat([first, second], -1) if halves else torch.stack([first, second], -1).flatten(-2)
+    turned = torch.cat([first, second], -1) if turn.pairing == "half" else torch.stack([first, second], -1).flatten(-2)
     return torch.cat([x[..., : turn.start], turned.to(x.dtype), x[..., turn.start + turn.width :]], -1)
 
 
@@ -64,65 +60,56 @@ class _Rotate(torch.autograd.Function):
     """out = R(angle) x on channels start .. start + width; the backward is the inverse rotation."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, angle: Tensor, turning: Tensor, start: int, width: int, pairing: str, split_halves: bool) -> Tensor:  # type: ignore[override]
-        out_pairing = "half" if split_halves else pairing
-        ctx.options = start, width, pairing, out_pairing, angle.shape
+    def forward(ctx, x: Tensor, angle: Tensor, turning: Tensor, start: int, width: int, pairing: str) -> Tensor:  # type: ignore[override]
+        ctx.options = start, width, pairing, angle.shape
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, turning)
-        return _turn(x, turning, start, width, pairing, out_pairing)
+        return _turn(x, turning, start, width, pairing)
 
     @staticmethod
     def backward(ctx, g: Tensor):  # type: ignore[override]
-        start, width, pairing, out_pairing, shape = ctx.options
+        start, width, pairing, shape = ctx.options
         x, turning = ctx.saved_tensors
-        dx = _turn(g, turning.conj(), start, width, out_pairing, pairing)
+        dx = _turn(g, turning.conj(), start, width, pairing)
         d_angle = None
         if x is not None:  # d angle = <R^-1 g, J x> on each pair
             run = Turn(start, turning.new_empty(width // 2), pairing)
             work = working_dtype(x)
             d_angle = dx[..., run.second].to(work) * x[..., run.first].to(work) - dx[..., run.first].to(work) * x[..., run.second].to(work)
             d_angle = d_angle.double().sum_to_size(shape)
-        return dx, d_angle, None, None, None, None, None
+        return dx, d_angle, None, None, None, None
 
 
 ROWS = 2048
 """Rows of one head handled at a time where float32 copies are needed: the buffers stay in cache."""
 
 
-def _turn(x: Tensor, turning: Tensor, start: int, width: int, pairing: str, out_pairing: str) -> Tensor:
-    """The rotation, head by head; x (B, H, T, D), turning (B|1, H|1, T, n)."""
+def _turn(x: Tensor, turning: Tensor, start: int, width: int, pairing: str) -> Tensor:
+    """The rotation of one run; x (B, H, T, D), turning (B|1, H|1, T, n)."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if width < x.shape[-1]:
         out[..., :start] = x[..., :start]
         out[..., start + width :] = x[..., start + width :]
     source, target = x[..., start : start + width], out[..., start : start + width]
-    if pairing == out_pairing == "half":
-        _turn_halves(source, turning.resolve_conj(), target)
-    else:
-        _turn_complex(source, turning.resolve_conj(), target, pairing, out_pairing)
+    (_turn_pairs if pairing == "interleaved" else _turn_halves)(source, turning.resolve_conj(), target)
     return out
 
 
-def _turn_complex(x: Tensor, turning: Tensor, out: Tensor, pairing: str, out_pairing: str) -> None:
-    """Interleaved pairs are complex numbers already; one multiplication, from and into place where dtype and layout allow."""
-    work, n = working_dtype(x), x.shape[-1] // 2
-    in_place = x.dtype == work and out.stride(-2) % 2 == 0 and out.storage_offset() % 2 == 0
-    direct_in = in_place and pairing == "interleaved" and all(s % 2 == 0 for s in (*x.stride()[:-1], x.storage_offset())) and x.stride(-1) == 1
-    buffer = torch.empty(x.shape[0], x.shape[2], n, 2, dtype=work, device=x.device)
+def _turn_pairs(x: Tensor, turning: Tensor, out: Tensor) -> None:
+    """Interleaved pairs are complex numbers already: one multiplication, in place where dtype and strides allow, else head by head."""
+    n = x.shape[-1] // 2
+    if x.dtype == working_dtype(x) and all(_is_complex(z) for z in (x, out)):
+        torch.mul(torch.view_as_complex(x.unflatten(-1, (n, 2))), turning, out=torch.view_as_complex(out.unflatten(-1, (n, 2))))
+        return
+    buffer = torch.empty(x.shape[0], x.shape[2], n, 2, dtype=working_dtype(x), device=x.device)
     for h in range(x.shape[1]):
-        table = turning[:, h if turning.shape[1] > 1 else 0]
-        if direct_in:
-            z = torch.view_as_complex(x[:, h].unflatten(-1, (n, 2)))
-        else:
-            buffer.copy_(x[:, h].unflatten(-1, (n, 2)) if pairing == "interleaved" else x[:, h].unflatten(-1, (2, n)).transpose(-1, -2))
-            z = torch.view_as_complex(buffer)
-        if in_place and out_pairing == "interleaved":
-            torch.mul(z, table, out=torch.view_as_complex(out[:, h].unflatten(-1, (n, 2))))
-            continue
-        torch.mul(z, table, out=torch.view_as_complex(buffer))
-        if out_pairing == "interleaved":
-            out[:, h].unflatten(-1, (n, 2)).copy_(buffer)
-        else:
-            out[:, h].unflatten(-1, (2, n)).copy_(buffer.transpose(-1, -2))
+        buffer.copy_(x[:, h].unflatten(-1, (n, 2)))
+        torch.view_as_complex(buffer).mul_(turning[:, h if turning.shape[1] > 1 else 0])
+        out[:, h].unflatten(-1, (n, 2)).copy_(buffer)
+
+
+def _is_complex(x: Tensor) -> bool:
+    """Whether neighbouring channels can be read as complex numbers without a copy."""
+    return x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(stride % 2 == 0 for stride in x.stride()[:-1])
 
 
 def _turn_halves(x: Tensor, turning: Tensor, out: Tensor) -> None:

@@ -45,10 +45,11 @@ def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
     factor = None
     if job.rate is not None:
         rate = job.per_head(job.rate, x.shape[1]).to(lag.dtype)[:, None, None, None]
-        exponent = lag * rate.neg()
+        size = torch.broadcast_shapes(lag.shape, rate.shape)
+        exponent = torch.mul(lag, rate.neg(), out=job.workspace.take("query factor" if is_query else "key factor", size, lag.dtype, lag.device))
         if clamp:
             exponent = exponent.clamp_(-EXPONENT_BOUND, EXPONENT_BOUND)
-        elif lag.dtype == torch.float32:
+        elif tile.kind != "causal" and lag.dtype == torch.float32:
             exponent = exponent.clamp_min_(-FACTOR_FLOOR)
         factor = exponent.exp_()
     return Side(take(x, start, length, tile), lag, factor, is_query)
@@ -84,14 +85,28 @@ def apply(job: Job, s: Side, dtype: torch.dtype) -> Tensor:
         y = x.permute(0, 2, 3, 1, 4, 5)
         return y.to(dtype).flatten(0, 2)
     b, heads, outer, count, length, width = x.shape
-    columns = s.factor.shape[-1]
-    out = torch.empty(b, outer, count, heads, length, width, dtype=dtype, device=x.device)
+    out = job.workspace.take("query" if s.is_query else "key", (b, outer, count, heads, length, width), dtype, x.device)
     # Off the diagonal the factor is <= 1 and may be rounded to 16 bits; a leaf's factor needs the exponent range of float32.
-    factor = (s.factor.to(x.dtype) if dtype == x.dtype else s.factor).permute(0, 2, 3, 1, 4, 5)
+    factor = s.factor.to(x.dtype) if dtype == x.dtype else s.factor
     x = x.permute(0, 2, 3, 1, 4, 5)
-    for start in range(0, width, columns):  # a few wide products: broadcasting inside the width is slower
-        torch.mul(x[..., start : start + columns], factor, out=out[..., start : start + columns])
+    for part, wide in _columns(factor.permute(0, 2, 3, 1, 4, 5), width, job.paired):
+        torch.mul(x[..., part], wide, out=out[..., part])
     return out.flatten(0, 2)
+
+
+_TWICE = {2: (torch.int16, torch.int32, (1 << 16) + 1), 4: (torch.int32, torch.int64, (1 << 32) + 1)}
+
+
+def _columns(factor: Tensor, width: int, paired: bool) -> list[tuple[slice, Tensor]]:
+    """Runs of channels and the factor of each: few wide products, since broadcasting inside the width is slow."""
+    columns = factor.shape[-1]
+    if not paired:
+        return [(slice(start, start + columns), factor) for start in range(0, width, columns)] if columns > 1 else [(slice(0, width), factor)]
+    if factor.element_size() not in _TWICE:
+        return [(slice(0, width), factor.repeat_interleave(2, -1))]
+    narrow, broad, twice = _TWICE[factor.element_size()]
+    # Each factor written twice side by side: a positive float is a positive integer, and times (2^bits + 1) it repeats itself.
+    return [(slice(0, width), factor.view(narrow).to(broad).mul_(twice).view(factor.dtype))]
 
 
 def pull_back(job: Job, s: Side, d: Tensor, total: Tensor, fresh: bool) -> None:
@@ -105,23 +120,19 @@ def pull_back(job: Job, s: Side, d: Tensor, total: Tensor, fresh: bool) -> None:
         total.copy_(d) if fresh else total.add_(d)
         return
     d = d.to(total.dtype)
-    columns = s.factor.shape[-1]
-    for start in range(0, d.shape[-1], columns):
-        part = slice(start, start + columns)
+    for part, wide in _columns(s.factor, d.shape[-1], job.paired):
         if fresh:
-            torch.mul(d[..., part], s.factor, out=total[..., part])
+            torch.mul(d[..., part], wide, out=total[..., part])
         else:
-            total[..., part].addcmul_(d[..., part], s.factor)
+            total[..., part].addcmul_(d[..., part], wide)
 
 
-def rate_gradient(s: Side, acted: Tensor, d: Tensor) -> Tensor:
+def rate_gradient(job: Job, s: Side, acted: Tensor, d: Tensor) -> Tensor:
     """The tile's share of the gradient to the rates, (X, R): minus the sum over the tile of lag * acted * d around its reference.
 
     Summed tile by tile: one sum over absolute times is exact in theory and loses everything in 16 bits.
     """
-    assert s.factor is not None
-    columns = s.factor.shape[-1]
-    product = (acted.to(s.lag.dtype) * d).unflatten(-1, (-1, columns)).sum(-2)  # (B, X, outer, count, L, R)
+    product = job.by_column(acted.to(s.lag.dtype) * d)  # (B, X, outer, count, L, R)
     return -(product * s.lag).sum((0, 2, 3, 4))
 
 

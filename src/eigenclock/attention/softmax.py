@@ -1,7 +1,7 @@
 """Softmax attention under any encoding: check, choose a backend, run it."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +13,24 @@ from eigenclock.attention.problem import Problem, build
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
 from eigenclock.registry import lookup
+
+
+@overload
+def attention(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S V"], encoding: Encoding, *, times: Any = None,
+    key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | str | None = None,
+    documents: Int[Tensor, "*batch T"] | None = None, mask: Tensor | None = None, scale: float | None = None, backend: str = "auto",
+    return_lse: Literal[False] = False,
+) -> Float[Tensor, "B H T V"]: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S V"], encoding: Encoding, *, times: Any = None,
+    key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | str | None = None,
+    documents: Int[Tensor, "*batch T"] | None = None, mask: Tensor | None = None, scale: float | None = None, backend: str = "auto",
+    return_lse: Literal[True],
+) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T"]]: ...  # fmt: skip
 
 
 def attention(

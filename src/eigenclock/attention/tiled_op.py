@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention import engine
-from eigenclock.attention.job import Job
-from eigenclock.theory.tiles import LEAVES, Tile, square, staircase
+from eigenclock.attention.job import Job, Workspace
+from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Tile, square, staircase
 
-PIECES = 4
-"""Groups of heads a long call is cut into: temporaries shrink to a quarter and fit the cache better."""
+PIECES = 2
+"""Groups of heads a long call is cut into, so that temporaries shrink."""
 
 LONG = 1024
 """Tokens from which a call counts as long."""
@@ -41,8 +41,8 @@ def _planned(plan: str, window: int, job: Job) -> Job:
     elif plan == "whole":
         tiles = [Tile("full", 0, 0, t, s)] if t and s else []
     else:
-        rate = float(job.rate.detach().max()) if job.rate is not None and job.rate.numel() else 0.0
-        tiles = staircase(job.query_times[0, 0, :, 0], job.key_times[0, 0, :, 0], LEAVES[0], rate)
+        limits = [bound / float(x.detach().max()) for x, bound in ((job.rate, EXPONENT_BOUND), (job.slope, BIAS_BOUND)) if x is not None and bool((x > 0).any())]
+        tiles = staircase(job.query_times[0, 0, :, 0], job.key_times[0, 0, :, 0], LEAVES[0], min(limits, default=float("inf")))
     spread = None
     if job.slope is not None and job.nilpotent is None and job.q.dtype != torch.float64 and tiles:
         spread = 2 * abs(job.scale) * _largest(job.q) * job.per_head(_largest(job.k).mT, job.q.shape[1]).mT
@@ -84,25 +84,25 @@ def _part(job: Job, rows: slice, heads: slice, keys: slice) -> Job:
         return of_head(of_row(x), 1)
 
     return replace(
-        job, q=job.q[rows, heads], k=job.k[rows, keys], v=job.v[rows, keys], query_times=both(job.query_times), key_times=both(job.key_times),
+        job, workspace=Workspace(), q=job.q[rows, heads], k=job.k[rows, keys], v=job.v[rows, keys], query_times=both(job.query_times), key_times=both(job.key_times),
         rate=of_head(job.rate, 0), nilpotent=of_head(job.nilpotent, 0), slope=of_head(job.slope, 0) if h > 1 or g > 1 else job.slope,
         documents=of_row(job.documents), key_mask=of_row(job.key_mask), allowed=both(job.allowed),
     )  # fmt: skip
 
 
 def _forward(
-    plan: str, window: int, scale: float, order: int, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
+    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
     rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call; see Job for the shapes."""
-    whole = Job(q, k, v, query_times, key_times, scale, (), rate, nilpotent, order, slope, documents, key_mask, allowed)
+    whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, documents, key_mask, allowed)
     pieces = _pieces(plan, window, whole)
     if len(pieces) == 1:
         return engine.forward(pieces[0].job)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = torch.empty(q.shape[:3], dtype=whole.accumulate, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float64, device=q.device)
     for piece in pieces:
-        out[piece.rows, piece.heads], lse[piece.rows, piece.heads] = engine.forward(piece.job)
+        engine.forward(piece.job, out[piece.rows, piece.heads], lse[piece.rows, piece.heads])
     return out, lse
 
 
@@ -110,18 +110,17 @@ _forward_op = torch.library.custom_op("eigenclock::tiled", _forward, mutates_arg
 
 
 @_forward_op.register_fake
-def _(plan, window, scale, order, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed):  # noqa: ANN001, ANN202
-    kind = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=kind)
+def _(plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed):  # noqa: ANN001, ANN202
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float64)
 
 
 def _backward(
-    plan: str, window: int, scale: float, order: int, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
+    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
     rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
     out: Tensor, lse: Tensor, g: Tensor, g_lse: Tensor | None, small: bool, clock: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients to q, k, v, query_times, key_times, rate, nilpotent and slope (empty tensors for those nobody asked for)."""
-    whole = Job(q, k, v, query_times, key_times, scale, (), rate, nilpotent, order, slope, documents, key_mask, allowed)
+    whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, documents, key_mask, allowed)
     pieces = _pieces(plan, window, whole)
     shared_keys = len({(p.rows.start, p.keys.start) for p in pieces}) < len(pieces)  # several pieces add to one key head
     keys = [(torch.zeros_like if shared_keys else torch.empty_like)(x, memory_format=torch.contiguous_format) for x in (k, v)]
@@ -155,7 +154,7 @@ _backward_op = torch.library.custom_op("eigenclock::tiled_backward", _backward, 
 
 @_backward_op.register_fake
 def _(  # noqa: ANN202
-    plan, window, scale, order, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed, out, lse, g, g_lse, small, clock,  # noqa: ANN001
+    plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed, out, lse, g, g_lse, small, clock,  # noqa: ANN001
 ):
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
 
@@ -173,8 +172,7 @@ def _clock_gradients(job: Job, grads: engine.Gradients) -> tuple[Tensor, Tensor]
     for x, dx, times, is_query in ((job.q, grads.q, job.query_times, True), (job.k, grads.k, job.key_times, False)):
         total = torch.zeros(*x.shape[:3], times.shape[-1], dtype=acc, device=x.device)
         if job.rate is not None:
-            columns = job.rate.shape[-1]
-            energy = (x.to(acc) * dx).unflatten(-1, (-1, columns)).sum(-2) * job.per_head(job.rate, x.shape[1]).to(acc)[:, None]
+            energy = job.by_column(x.to(acc) * dx) * job.per_head(job.rate, x.shape[1]).to(acc)[:, None]
             energy = energy.sum(-1, keepdim=True) if times.shape[-1] == 1 else energy
             total += -energy if is_query else energy
         if job.nilpotent is not None:
@@ -193,17 +191,17 @@ def _clock_gradients(job: Job, grads: engine.Gradients) -> tuple[Tensor, Tensor]
 
 
 def tiled(
-    plan: str, window: int, scale: float, order: int, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
+    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
     rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call, differentiable; see Job for the shapes."""
-    arguments = plan, window, scale, order, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed
+    arguments = plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed
     return _forward_op(*arguments) if torch.compiler.is_compiling() else _Tiled.apply(*arguments)
 
 
 def _setup(ctx, inputs, output) -> None:  # noqa: ANN001
-    ctx.options = inputs[:4]
-    ctx.save_for_backward(*inputs[4:], *output)
+    ctx.options = inputs[:5]
+    ctx.save_for_backward(*inputs[5:], *output)
     ctx.set_materialize_grads(False)
 
 
@@ -211,13 +209,13 @@ def _gradients(backward, ctx, g, g_lse):  # noqa: ANN001, ANN202
     *tensors, out, lse = ctx.saved_tensors
     rate, nilpotent, slope = tensors[5:8]
     if g is None and g_lse is None:
-        return (None,) * 15
+        return (None,) * 16
     g = torch.zeros_like(out) if g is None else g
     needs = ctx.needs_input_grad
-    small, clock = any(needs[9:12]), any(needs[7:9])
+    small, clock = any(needs[10:13]), any(needs[8:10])
     dq, dk, dv, dtq, dtk, *parameters = backward(*ctx.options, *tensors, out, lse, g.contiguous(), g_lse, small, clock)
-    back = [d.to(p.dtype) if p is not None and n else None for d, p, n in zip(parameters, (rate, nilpotent, slope), needs[9:12], strict=True)]
-    return (None,) * 4 + (dq, dk, dv, dtq if clock else None, dtk if clock else None, *back, None, None, None)
+    back = [d.to(p.dtype) if p is not None and n else None for d, p, n in zip(parameters, (rate, nilpotent, slope), needs[10:13], strict=True)]
+    return (None,) * 5 + (dq, dk, dv, dtq if clock else None, dtk if clock else None, *back, None, None, None)
 
 
 class _Tiled(torch.autograd.Function):

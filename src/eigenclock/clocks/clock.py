@@ -76,18 +76,22 @@ def check_finite(ticks: Tensor) -> None:
 def check_precision(times: Tensor) -> None:
     """Refuse floating times below 64 bits whose rounding already spoilt their differences.
 
-    Integers that the dtype holds exactly pass. Otherwise the spacing of the dtype at the largest time must be below 1 % of the
-    median gap between neighbours: bfloat16 positions fail beyond 256, float32 Unix seconds fail at once.
+    Within the range where the dtype holds every integer (up to 2/eps), integers pass, and so do times that are all ties. Otherwise
+    the spacing of the dtype at the largest time must be below 1 % of the median gap between neighbours: bfloat16 positions fail
+    beyond 256, float32 Unix seconds fail at once.
     """
     if not times.is_floating_point() or times.dtype == torch.float64 or times.numel() < 2 or torch.compiler.is_compiling():
         return
     t = times.detach().double()
     info = torch.finfo(times.dtype)
     top = float(t.abs().max())
-    if top <= 2 / info.eps and bool((t == t.round()).all()):
+    in_range = top <= 2 / info.eps
+    if in_range and bool((t == t.round()).all()):
         return
     gaps = t.diff(dim=-1).abs()
     gaps = gaps[gaps > 0]
+    if in_range and gaps.numel() == 0:
+        return  # ties are ordinary data; beyond the range they may be different times that rounding made equal
     spacing = top * info.eps
     if gaps.numel() == 0 or spacing > 0.01 * float(gaps.median()):
         typical = f"a median gap of {float(gaps.median()):.3g}" if gaps.numel() else "no two different times"

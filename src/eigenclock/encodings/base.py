@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eigenclock.clocks import Clock, Index
+from eigenclock.clocks import Clock
 from eigenclock.encodings.parameter import Parameter, plain
+from eigenclock.encodings.rates import clock_or_index
 from eigenclock.errors import AxiomError, ConfigError, ShapeError, UnsupportedError
 from eigenclock.theory import DirectSum, Generator, JordanForm, Lift, Product, Zero
 
@@ -95,7 +96,7 @@ class Recipe(Encoding):
         super().__init__()
         _check_sizes(head_dim, heads, kv_heads)
         self.name, self.head_dim, self.heads, self.kv_heads = name, head_dim, heads, kv_heads
-        self.clock = Index() if clock is None else clock
+        self.clock = clock_or_index(clock)
         self.options = {key: plain(value) if not callable(value) else value for key, value in options.items()}
         self.values = nn.ModuleDict(parameters)
         self._content, self._lift = content, lift

@@ -3,14 +3,12 @@
 import math
 from typing import Any
 
-import torch
-
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
-from eigenclock.encodings.decay import clock_or_index
 from eigenclock.encodings.parameter import Parameter
 from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn, read_rates
 from eigenclock.encodings.rope import read_frequencies
+from eigenclock.schedules.spectrum import exact
 from eigenclock.theory import DampedRotation, Generator, Rotation
 
 
@@ -48,9 +46,9 @@ def damped_rope(
     chosen = read_learn(learn, ("freq", "rate"))
     rows = (kv_heads or heads, heads)
     frequencies = read_frequencies(theta, freq, pairs, rows, "freq" in chosen)
-    rates = read_rates(rate, half_life, pairs, clock_or_index(clock))
+    rates = read_rates(rate, half_life, pairs, clock)
     if rates is None:
-        rates = torch.tensor([[-math.log1p(-(2.0 ** (-5 - h)))] for h in range(rows[0])], dtype=torch.float64, device="cpu").expand(-1, pairs)
+        rates = exact([[-math.log1p(-(2.0 ** (-5 - h)))] for h in range(rows[0])]).expand(-1, pairs)
     rates = fit_rows(rates, pairs, rows, "rate", "rate" in chosen)
     Rotation(frequencies, pairing)  # refuses an unknown pairing here
     options: dict[str, Any] = {"theta": theta, "freq": freq, "rate": rate, "half_life": half_life, "learn": list(chosen) or None}

@@ -36,8 +36,7 @@ def decay(
     decay(head_dim=64, heads=1, half_life=16)
     """
     chosen = read_learn(learn, ("rate",))
-    found = clock_or_index(clock)
-    rates = read_rates(rate, half_life, head_dim, found)
+    rates = read_rates(rate, half_life, head_dim, clock)
     if rates is None:
         raise ConfigError("got neither rate nor half_life; expected one of them, for example half_life=64")
     learned = "rate" in chosen
@@ -48,13 +47,6 @@ def decay(
     return Recipe(
         "decay", head_dim, heads, kv_heads, clock, {k: v for k, v in options.items() if v is not None}, {"rate": Parameter(values, learned)}, _content
     )
-
-
-def clock_or_index(clock: Clock | None) -> Clock:
-    """The clock given, or the index clock."""
-    from eigenclock.clocks import Index
-
-    return Index() if clock is None else clock
 
 
 def _content(values: Values, recipe: Recipe) -> Generator:

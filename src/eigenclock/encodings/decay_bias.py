@@ -4,7 +4,6 @@ from typing import Any
 
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
-from eigenclock.encodings.decay import clock_or_index
 from eigenclock.encodings.parameter import Parameter
 from eigenclock.encodings.rates import Numbers, fit_rows, read_learn, read_rates
 from eigenclock.errors import ConfigError
@@ -36,7 +35,7 @@ def decay_bias(
     decay_bias(head_dim=64, heads=8, half_life=(4, 512))
     """
     chosen = read_learn(learn, ("rate",))
-    rates = read_rates(rate, half_life, heads, clock_or_index(clock))
+    rates = read_rates(rate, half_life, heads, clock)
     if rates is None:
         raise ConfigError("got neither rate nor half_life; expected one of them, for example half_life=(4, 512)")
     values = fit_rows(rates, heads, (1,), "rate", "rate" in chosen).reshape(-1).expand(heads).clone()

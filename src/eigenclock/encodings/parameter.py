@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from eigenclock.errors import ConfigError
+from eigenclock.schedules.spectrum import exact
 
 CONSTRAINTS = ("positive", "real")
 
@@ -75,12 +77,22 @@ def as_numbers(value: Any, what: str) -> Tensor:
     Raises: ConfigError where they are not numbers, not finite, or have more than two axes.
     """
     try:
-        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        array = np.asarray(_listed(value))
+        if array.dtype.kind not in "biuf":  # text would be read as a number, complex would lose a part
+            raise TypeError
+        numbers = exact(array)
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(f"got {what}={value!r}; expected a number, or numbers of shape (n,) or (heads, n)") from None
     if numbers.ndim > 2 or not bool(torch.isfinite(numbers).all()):
         raise ConfigError(f"got {what} of shape {tuple(numbers.shape)}, finite: {bool(torch.isfinite(numbers).all())}; expected finite numbers of shape (), (n,) or (heads, n)")
     return numbers
+
+
+def _listed(value: Any) -> Any:
+    """Tensors, alone or in sequences, as lists of Python numbers (exact for every dtype); anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().tolist()
+    return [_listed(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def plain(value: Any) -> Any:

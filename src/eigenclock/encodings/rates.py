@@ -3,19 +3,32 @@
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from eigenclock.clocks import Clock, duration
+from eigenclock.clocks import CLOCKS, Clock, Index, duration
 from eigenclock.encodings.parameter import as_numbers
 from eigenclock.errors import ConfigError, GrowthError, ShapeError
+from eigenclock.registry import nearest
 from eigenclock.schedules import half_lives
 
 Number = float | int | str
 Numbers = Any  # a number, a duration string, (lo, hi), a sequence, an array or a tensor
 
 
-def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock) -> Tensor | None:
+def clock_or_index(clock: Clock | None) -> Clock:
+    """The clock given, or the index clock.
+
+    Raises: ConfigError where it is no clock, with the nearest known name where it is text.
+    """
+    if clock is None:
+        return Index()
+    if isinstance(clock, Clock):
+        return clock
+    hint = f". Names work in specs only, as in 'rope(clock=index)'; {nearest(clock, CLOCKS)}" if isinstance(clock, str) else ""
+    raise ConfigError(f"got clock={clock!r}; expected a Clock such as ec.Index() or ec.Timestamps('ns'){hint}")
+
+
+def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | None) -> Tensor | None:
     """Rates in float64, (1,), (columns,) or (heads, columns); None where neither is given.
 
     rate = ln 2 / half-life. ``half_life`` takes durations such as "30min" where the clock has a unit, and (lo, hi) spreads the
@@ -23,6 +36,7 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock) ->
 
     Raises: ConfigError where both are given or a number is not one; GrowthError where a rate is negative.
     """
+    unit = clock_or_index(clock).unit
     if rate is not None and half_life is not None:
         raise ConfigError("got both rate and half_life; expected one of them (rate = ln 2 / half_life)")
     if rate is not None:
@@ -33,8 +47,8 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock) ->
     if half_life is None:
         return None
     if isinstance(half_life, tuple) and len(half_life) == 2:
-        return half_lives(*(duration(h, clock.unit) for h in half_life))(columns).values
-    lives = as_numbers(_durations(half_life, clock.unit), "half_life")
+        return half_lives(*(duration(h, unit) for h in half_life))(columns).values
+    lives = as_numbers(_durations(half_life, unit), "half_life")
     if bool((lives <= 0).any()):
         raise ConfigError(f"got a half-life of {float(lives.min()):g}; expected times above 0")
     rates = math.log(2) / lives
@@ -84,4 +98,4 @@ def even(width: int, what: str) -> int:
     return width // 2
 
 
-__all__ = ["Numbers", "even", "fit_rows", "read_learn", "read_rates", "torch"]
+__all__ = ["Numbers", "clock_or_index", "even", "fit_rows", "read_learn", "read_rates"]

@@ -95,11 +95,14 @@ def build(tree: Any, defaults: dict[str, int]) -> Any:
 
 def _value(value: Any, range_pair: bool = False) -> Any:
     """The value of an option: a clock or a schedule where it names one, a tuple where two half-lives are a range."""
+    if isinstance(value, dict) and "op" in value:
+        raise ConfigError(f"got an expression ({value['op']!r}) where a number, text or list was expected; write the numbers out")
     if isinstance(value, dict):
         name = str(value.get("name"))
         known: dict[str, Any] = {**SCHEDULES, **CLOCKS}
         target = lookup(known, name, "clock or schedule")
-        return _call(name, target, value.get("args", []), {k: _tuples(v) for k, v in value.items() if k not in ("name", "args")})
+        options = {k: _tuples(_value(v)) for k, v in value.items() if k not in ("name", "args")}
+        return _call(name, target, [_tuples(_value(a)) for a in value.get("args", [])], options)
     return _tuples(value) if range_pair and _is_range(value) else value
 
 

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from eigenclock.schedules.spectrum import Spectrum
+from eigenclock.schedules.spectrum import Spectrum, exact
 
 
 @dataclass(frozen=True)
@@ -23,4 +21,4 @@ class alibi_slopes:
     def __call__(self, n: int) -> Spectrum:
         p = 1 << (max(n, 1).bit_length() - 1)
         exponents = [-8 * i / p for i in range(1, p + 1)] + [-4 * (2 * i - 1) / p for i in range(1, n - p + 1)]
-        return Spectrum(2.0 ** torch.tensor(exponents[:n], dtype=torch.float64, device="cpu"))
+        return Spectrum(exact([2.0**e for e in exponents[:n]]))

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from eigenclock.errors import ConfigError
-from eigenclock.schedules.spectrum import Spectrum
+from eigenclock.schedules.spectrum import Spectrum, exact
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,5 @@ class geometric:
             raise ConfigError(f"got theta {self.theta}; expected a base above 0, such as 10000")
 
     def __call__(self, n: int) -> Spectrum:
-        exponent = -torch.arange(n, dtype=torch.float64, device="cpu") / n
-        if isinstance(self.theta, tuple):
-            return Spectrum(torch.tensor(self.theta, dtype=torch.float64, device="cpu")[:, None] ** exponent)
-        return Spectrum(torch.tensor(self.theta, dtype=torch.float64, device="cpu") ** exponent)
+        theta = np.asarray(self.theta, dtype=np.float64)
+        return Spectrum(exact(theta[..., None] ** (-np.arange(n, dtype=np.float64) / n)))

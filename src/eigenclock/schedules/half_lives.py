@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from eigenclock.errors import ConfigError
-from eigenclock.schedules.spectrum import Spectrum
+from eigenclock.schedules.spectrum import Spectrum, exact
 
 
 @dataclass(frozen=True)
@@ -28,5 +28,4 @@ class half_lives:
             raise ConfigError(f"got half-lives {self.lo} .. {self.hi}; expected two times above 0, such as half_life=(16, 4096)")
 
     def __call__(self, n: int) -> Spectrum:
-        steps = torch.linspace(0, 1, n, dtype=torch.float64, device="cpu") if n > 1 else torch.zeros(n, dtype=torch.float64, device="cpu")
-        return Spectrum(math.log(2) / (self.lo * (self.hi / self.lo) ** steps))
+        return Spectrum(exact(math.log(2) / (self.lo * (self.hi / self.lo) ** np.linspace(0, 1, n))))

@@ -17,8 +17,11 @@ exp(88) above and exp(-87) below, and subnormal numbers slow matrix products dow
 FACTOR_FLOOR = 41.0
 """Exponents of a factor stop here in float32: exp(-41) = 2e-18 of a logit is below every rounding, and exp() of more is slow."""
 
+BIAS_BOUND = 500.0
+"""Largest |bias| relative to the middle of a leaf: float32 keeps 3e-5 of a logit beside it."""
+
 LEAVES = (128, 16, 1)
-"""Leaf sizes, tried in turn where the exponents of a leaf break the bound; a leaf of one token has exponent 0."""
+"""Leaf sizes, tried in turn where the exponents or the bias of a leaf break their bound; in a leaf of one token both are 0."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,12 @@ def _square(base: int, n: int, leaf: int, outer: int, outer_stride: int) -> list
     return out
 
 
-def staircase(query_times: Tensor, key_times: Tensor, leaf: int, rate: float = 0.0) -> list[Tile]:
+def staircase(query_times: Tensor, key_times: Tensor, leaf: int, reach: float = float("inf")) -> list[Tile]:
     """Tiles of cross attention with key time <= query time, for sorted times of shape (T,) and (S,).
 
     The two sequences are merged (keys before queries at equal times) and the merged square is cut as above, so a tile's query and
-    key counts differ; tiles without queries or without keys are dropped. A leaf is cut further while ``rate`` times half its span
-    breaks the exponent bound.
+    key counts differ; tiles without queries or without keys are dropped. A leaf is cut further while its times reach
+    farther than ``reach`` from their middle.
 
     >>> import torch
     >>> [(t.kind, t.query, t.key, t.queries, t.keys) for t in staircase(torch.tensor([2.0, 5.0]), torch.arange(4.0), 1)]
@@ -105,7 +108,7 @@ def staircase(query_times: Tensor, key_times: Tensor, leaf: int, rate: float = 0
         queries, keys = seen[high] - seen[low], (high - low) - (seen[high] - seen[low])
         if not queries or not keys:
             return
-        if high - low <= leaf and float(merged[high - 1] - merged[low]) * rate / 2 <= EXPONENT_BOUND:
+        if high - low <= leaf and float(merged[high - 1] - merged[low]) / 2 <= reach:
             out.append(Tile("ragged", seen[low], low - seen[low], queries, keys))
             return
         middle = low + max(1, 1 << ((high - low - 1).bit_length() - 1)) if high - low > 1 else high

@@ -17,6 +17,8 @@ from eigenclock.attention.times import smooth
 def _refuses(problem: Problem) -> str | None:
     if problem.two_sided and (problem.split.nilpotent is not None or problem.other_lifts):
         return "a two-sided encoding carries decays, rotations and linear biases only"
+    if problem.two_sided and problem.cross and problem.ordered:
+        return "two-sided cross attention has no plan of tiles"
     if problem.split.nilpotent is not None and problem.q.dtype in (torch.float16, torch.bfloat16):
         return "Jordan blocks on content act in float32 or better"
     return None
@@ -39,7 +41,7 @@ def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
         v = v.repeat_interleave(h // g, 1)
         low = replace(low, rate=_per_query_head(low.rate, h, g), nilpotent=_per_query_head(low.nilpotent, h, g))
     out, lse = _cross(problem, low, v) if problem.cross else _self(problem, low, v)
-    return out[..., :width].to(dtype), lse if problem.want_lse else None
+    return out[..., :width].to(dtype), (lse if dtype == torch.float64 else lse.float()) if problem.want_lse else None
 
 
 def _per_query_head(parameter: Tensor | None, h: int, g: int) -> Tensor | None:
@@ -51,18 +53,21 @@ def _widen(low: Lowered, d: int) -> Lowered:
     """Rates and shears for the columns added where values are wider than keys: those columns are zero."""
     old = low.nilpotent.shape[-1] if low.nilpotent is not None else None
     rate, nilpotent = low.rate, low.nilpotent
-    if rate is not None and d % rate.shape[-1]:
-        rate = F.pad(rate, (0, d - rate.shape[-1]))
-    elif rate is not None and rate.shape[-1] > 1 and low.width is not None and low.width != d:
-        rate = F.pad(rate.repeat(1, low.width // rate.shape[-1]), (0, d - low.width))
+    paired = low.paired and d % 2 == 0
+    if rate is not None and d != low.width and rate.shape[-1] > 1:
+        if paired:
+            rate = F.pad(rate, (0, d // 2 - rate.shape[-1]))
+        else:
+            per_channel = rate.repeat_interleave(2, -1) if low.paired else rate.repeat(1, low.width // rate.shape[-1])
+            rate = F.pad(per_channel, (0, d - low.width))
     if nilpotent is not None and old != d:
         nilpotent = F.pad(nilpotent, (0, d - nilpotent.shape[-1], 0, d - nilpotent.shape[-1]))
-    return replace(low, rate=rate, nilpotent=nilpotent)
+    return replace(low, rate=rate, nilpotent=nilpotent, paired=paired)
 
 
 def _call(plan: str, window: int, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, **masks: Tensor | None) -> tuple[Tensor, Tensor]:
     return tiled(
-        plan, window, problem.scale, low.order, low.q, low.k, v, query_times[..., None], key_times[..., None], low.rate, low.nilpotent, low.slope,
+        plan, window, problem.scale, low.order, low.paired, low.q, low.k, v, query_times[..., None], key_times[..., None], low.rate, low.nilpotent, low.slope,
         masks.get("documents"), masks.get("key_mask"), masks.get("allowed"),
     )  # fmt: skip
 
@@ -103,7 +108,7 @@ def _self(problem: Problem, low: Lowered, v: Tensor) -> tuple[Tensor, Tensor]:
 def _merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Two partial softmaxes over different keys as one, differentiably."""
     lse = torch.logaddexp(a[1], b[1])
-    weights = [(part[1] - lse.masked_fill(lse == -torch.inf, 0.0)).exp()[..., None] for part in (a, b)]
+    weights = [(part[1] - lse.masked_fill(lse == -torch.inf, 0.0)).exp()[..., None].to(a[0].dtype) for part in (a, b)]
     return a[0] * weights[0] + b[0] * weights[1], lse
 
 
