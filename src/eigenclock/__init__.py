@@ -1,5 +1,10 @@
 """eigenclock: every positional encoding of attention is a generator and a clock."""
 
+from eigenclock.attention import BACKENDS as BACKENDS
+from eigenclock.attention import Explanation as Explanation
+from eigenclock.attention import attention as attention
+from eigenclock.attention import explain as explain
+from eigenclock.attention import scores as scores
 from eigenclock.clocks import CLOCKS as CLOCKS
 from eigenclock.clocks import Documents as Documents
 from eigenclock.clocks import Index as Index
@@ -14,11 +19,6 @@ from eigenclock.encodings import encoding as encoding
 from eigenclock.encodings import nope as nope
 from eigenclock.encodings import rope as rope
 from eigenclock.encodings import two_sided as two_sided
-from eigenclock.attention import BACKENDS as BACKENDS
-from eigenclock.attention import Explanation as Explanation
-from eigenclock.attention import attention as attention
-from eigenclock.attention import explain as explain
-from eigenclock.attention import scores as scores
 from eigenclock.errors import AxiomError as AxiomError
 from eigenclock.errors import ClockError as ClockError
 from eigenclock.errors import ConfigError as ConfigError

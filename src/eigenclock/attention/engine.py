@@ -60,23 +60,37 @@ def hot_leaves(job: Job, tile: Tile) -> Tensor | None:
     return hot if bool(hot.any()) else None
 
 
-def _prepare(job: Job, tile: Tile, clamp: bool) -> _Prepared:
+def _drop_negligible(job: Job, tile: Tile, slack: Tensor, key_term: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that can count and the key term without keys that cannot: weights below e^-30 reach no digit of float32.
+
+    ``slack`` is each row's log-sum-exp so far (a lower bound of the final one) relative to the tile's reference; a logit is at most
+    |scale| |q| |k| by Cauchy-Schwarz. Left in, such weights become subnormal numbers and slow the kernel several times.
+    """
+    assert job.query_norms is not None and job.key_norms is not None
+    q, k = take(job.query_norms, tile.query, tile.queries, tile), take(job.key_norms, tile.key, tile.keys, tile)
+    rows = q * k.amax(-1, keepdim=True) - slack > -NEGLIGIBLE
+    least = slack.masked_fill(~rows, math.inf).amin(-1, keepdim=True)
+    return rows, key_term.masked_fill(key_term + k * q.amax(-1, keepdim=True) - least < -NEGLIGIBLE, -math.inf)
+
+
+def _prepare(job: Job, tile: Tile, clamp: bool, lse: Tensor) -> _Prepared:
     c = scaling.reference(job, tile)
     query, key = scaling.side(job, tile, c, True, clamp), scaling.side(job, tile, c, False, clamp)
     dtype = job.q.dtype
     if dtype == torch.float16 and tile.kind in ("causal", "ragged") and job.rate is not None:
-        dtype = torch.float32  # a leaf's factors reach exp(60), float16 ends at exp(11)
+        dtype = torch.float32  # a leaf's factors reach exp(40), float16 ends at exp(11)
     q, k = scaling.apply(job, query, dtype), scaling.apply(job, key, dtype)
     v = fold(take(job.v, tile.key, tile.keys, tile)).to(dtype)
     seen = visible(job, tile)
+    rows = seen.rows
     key_term = row_term = None
     if job.slope is not None:
         slope = job.slope.double()[:, None, None, None]
         key_term = slope * (take(job.key_times[..., 0], tile.key, tile.keys, tile) - c[..., 0])
-        if job.spread is not None and tile.kind in ("full", "flip"):
-            # Weights below e^-30 of the row's largest reach no digit of float32; left in, they become subnormal and slow.
-            key_term = key_term.masked_fill(key_term < -(NEGLIGIBLE + job.spread[:, :, None, None, None]), -math.inf)
         row_term = slope * (take(job.query_times[..., 0], tile.query, tile.queries, tile) - c[..., 0])
+        if job.query_norms is not None and tile.kind in ("full", "flip"):
+            near, key_term = _drop_negligible(job, tile, lse + row_term, key_term)
+            rows = near if rows is None else rows & near
         key_term = key_term.unsqueeze(-2)
     bias = additive(seen.keys, key_term, ops.bias_dtype(dtype))
     if bias is not None:
@@ -87,7 +101,7 @@ def _prepare(job: Job, tile: Tile, clamp: bool) -> _Prepared:
         q, k, v = _flip(q, pad), k.flip(-2), v.flip(-2)
         if bias is not None:
             bias = bias.flip(-1) if bias.shape[-2] == 1 else F.pad(bias.flip(-1, -2), (0, 0, pad, 0))
-    return _Prepared(query, key, q, k, v, bias, seen.rows, row_term, pad, tile.kind)
+    return _Prepared(query, key, q, k, v, bias, rows, row_term, pad, tile.kind)
 
 
 def _flip(x: Tensor, pad: int, fill: float = 0.0) -> Tensor:
@@ -116,7 +130,7 @@ def forward(job: Job, out: Tensor | None = None, lse: Tensor | None = None) -> t
         out_view, lse_view = take(out, tile.query, tile.queries, tile), take(lse, tile.query, tile.queries, tile)
         hot = hot_leaves(job, tile)
         if hot is None or not bool(hot.all()):
-            part, part_lse = _forward_tile(job, tile, hot is not None)
+            part, part_lse = _forward_tile(job, tile, hot is not None, lse_view)
             if tile.kind == "causal":  # leaves come first and touch every row once
                 out_view.copy_(part)
                 lse_view.copy_(part_lse)
@@ -149,8 +163,8 @@ def _split_index(chosen: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     return chosen // leaves, chosen % leaves // tile.count, chosen % tile.count
 
 
-def _forward_tile(job: Job, tile: Tile, clamp: bool) -> tuple[Tensor, Tensor]:
-    p = _prepare(job, tile, clamp)
+def _forward_tile(job: Job, tile: Tile, clamp: bool, lse: Tensor) -> tuple[Tensor, Tensor]:
+    p = _prepare(job, tile, clamp, lse)
     part, part_lse = ops.forward(p.q, p.k, p.v, p.causal, p.bias, job.scale)
     if p.kind == "flip":
         part, part_lse = part[..., p.pad :, :].flip(-2), part_lse[..., p.pad :].flip(-1)
@@ -213,7 +227,9 @@ def backward(job: Job, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None
     return grads
 
 
-def _backward_hot(job: Job, tile: Tile, chosen: Tensor, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None, grads: Gradients, small: bool) -> None:
+def _backward_hot(
+    job: Job, tile: Tile, chosen: Tensor, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None, grads: Gradients, small: bool
+) -> None:
     index = _split_index(chosen, tile)
 
     def pick(x: Tensor) -> Tensor:
@@ -234,11 +250,13 @@ def _backward_hot(job: Job, tile: Tile, chosen: Tensor, g: Tensor, out: Tensor, 
             total += part
 
 
-def _backward_tile(job: Job, tile: Tile, hot: Tensor | None, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None, grads: Gradients) -> None:
-    p = _prepare(job, tile, hot is not None)
+def _backward_tile(
+    job: Job, tile: Tile, hot: Tensor | None, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None, grads: Gradients
+) -> None:
+    tile_lse = take(lse, tile.query, tile.queries, tile)
+    p = _prepare(job, tile, hot is not None, tile_lse)
     batch, _, _, d = job.q.shape
     dtype = p.q.dtype
-    tile_lse = take(lse, tile.query, tile.queries, tile)
     if p.row_term is not None:
         tile_lse = tile_lse + p.row_term
     dead = tile_lse == -math.inf if p.rows is None else (tile_lse == -math.inf) | ~p.rows

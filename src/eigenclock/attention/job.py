@@ -51,7 +51,8 @@ class Job:
     key_mask: Tensor | None = None
     allowed: Tensor | None = None
     leaf: int = 0
-    spread: Tensor | None = None  # (B, H) bound on the range of the logits without the bias, where keys far down may be dropped
+    query_norms: Tensor | None = None  # (B, H, T): |scale| |q|, where rows and keys that cannot count may be dropped
+    key_norms: Tensor | None = None  # (B, H, S): |k|
     workspace: Workspace = field(default_factory=Workspace, compare=False)
 
     @property
@@ -91,7 +92,7 @@ class Job:
             self,
             q=pick(self.q, tile.query), k=pick(self.k, tile.key), v=pick(self.v, tile.key),
             query_times=pick(self.query_times, tile.query), key_times=pick(self.key_times, tile.key),
-            spread=None, workspace=Workspace(), documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
+            query_norms=None, key_norms=None, workspace=Workspace(), documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
             tiles=tuple(square(tile.queries, LEAVES[self.leaf + 1])), leaf=self.leaf + 1,
         )  # fmt: skip
 
@@ -111,7 +112,9 @@ def take_block(x: Tensor, tile: Tile) -> Tensor:
         row, rows = 0, 1
     size = (x.shape[0], x.shape[1], tile.outer, tile.count, rows, tile.keys)
     both = row + column
-    return x.as_strided(size, (b, h, tile.outer_stride * both, tile.stride * both, row, column), x.storage_offset() + tile.query * row + tile.key * column)
+    return x.as_strided(
+        size, (b, h, tile.outer_stride * both, tile.stride * both, row, column), x.storage_offset() + tile.query * row + tile.key * column
+    )
 
 
 def fold(x: Tensor) -> Tensor:

@@ -52,7 +52,13 @@ def lower(problem: Problem) -> Lowered:
 def _pairwise(split: Split) -> bool:
     """Whether all channels are interleaved pairs, whose rates are equal two by two."""
     turns = split.turns
-    return len(turns) == 1 and turns[0].width == split.dim and turns[0].pairing == "interleaved" and split.nilpotent is None and split.basis is None
+    return (
+        len(turns) == 1
+        and turns[0].width == split.dim
+        and turns[0].pairing == "interleaved"
+        and split.nilpotent is None
+        and split.basis is None
+    )
 
 
 def _per_query_head(turn: Turn, heads: int) -> Turn:

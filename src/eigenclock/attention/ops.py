@@ -127,7 +127,12 @@ def fused_is_sound() -> bool:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            return all(_agrees(dtype, causal, kind) for dtype in (torch.float32, torch.float64) for causal in (True, False) for kind in ("none", "key", "full"))
+            return all(
+                _agrees(dtype, causal, kind)
+                for dtype in (torch.float32, torch.float64)
+                for causal in (True, False)
+                for kind in ("none", "key", "full")
+            )
         except (RuntimeError, TypeError, AttributeError, NotImplementedError):
             return False
 
@@ -136,7 +141,9 @@ def _agrees(dtype: torch.dtype, causal: bool, kind: str) -> bool:
     n, h, groups, rows, width = 2, 4, 2, 70, 8
     q, g = (torch.randn(n, h, rows, width, dtype=dtype) for _ in range(2))
     k, v = (torch.randn(n, groups, rows if causal else 66, width, dtype=dtype) for _ in range(2))
-    bias = {"none": None, "key": torch.randn(n, h, 1, k.shape[-2], dtype=dtype), "full": torch.randn(1, 1, rows, k.shape[-2], dtype=dtype)}[kind]
+    bias = {"none": None, "key": torch.randn(n, h, 1, k.shape[-2], dtype=dtype), "full": torch.randn(1, 1, rows, k.shape[-2], dtype=dtype)}[
+        kind
+    ]
     if bias is not None:
         bias[..., :3] = -math.inf  # with causal order the first rows see nothing
     scale = 0.3

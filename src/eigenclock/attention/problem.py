@@ -73,7 +73,18 @@ def build(
     cross = key_times is not None or s != t
     runs = _read_documents(documents, b, t, cross)
     query_ticks, key_ticks = read_times(
-        encoding.clock, times, key_times, t, s, cross=cross, causal=causal, documents=documents, key_mask=key_mask, x=x, key_x=key_x, device=q.device
+        encoding.clock,
+        times,
+        key_times,
+        t,
+        s,
+        cross=cross,
+        causal=causal,
+        documents=documents,
+        key_mask=key_mask,
+        x=x,
+        key_x=key_x,
+        device=q.device,
     )
     for name, ticks, heads in (("times", query_ticks, (1, h)), ("key_times", key_ticks, (1, k.shape[1], h))):
         if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:
@@ -91,12 +102,18 @@ def build(
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
     if not isinstance(encoding, Encoding):
-        raise ConfigError(f"got {type(encoding).__name__} as encoding; expected an Encoding: ec.rope(head_dim) or ec.encoding('rope * alibi', head_dim=..., heads=...)")
+        raise ConfigError(
+            f"got {type(encoding).__name__} as encoding; expected an Encoding: ec.rope(head_dim) or ec.encoding('rope * alibi', head_dim=..., heads=...)"
+        )
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4 or not x.is_floating_point():
-            raise ShapeError(f"got {name} of shape {tuple(x.shape)} and dtype {x.dtype}; expected a floating tensor (batch, heads, time, width)")
+            raise ShapeError(
+                f"got {name} of shape {tuple(x.shape)} and dtype {x.dtype}; expected a floating tensor (batch, heads, time, width)"
+            )
     if not (q.dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device):
-        raise ShapeError(f"got dtypes {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}; expected one dtype and device for q, k and v")
+        raise ShapeError(
+            f"got dtypes {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}; expected one dtype and device for q, k and v"
+        )
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ShapeError(
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; expected q (B, H, T, D), k (B, G, S, D), v (B, G, S, V): "
@@ -118,15 +135,21 @@ def _read_mask(mask: Tensor | None, b: int, h: int, t: int, s: int) -> tuple[Ten
     if mask is None:
         return None, None
     if mask.is_floating_point() or mask.is_complex():
-        raise ShapeError(f"got a mask of dtype {mask.dtype}; expected booleans, True where a key may be attended (an additive bias is not a mask)")
+        raise ShapeError(
+            f"got a mask of dtype {mask.dtype}; expected booleans, True where a key may be attended (an additive bias is not a mask)"
+        )
     mask = mask != 0 if mask.dtype != torch.bool else mask
     if mask.ndim == 2:
         if mask.shape[0] not in (1, b) or mask.shape[1] != s:
-            raise ShapeError(f"got a mask of shape {tuple(mask.shape)}; expected key padding ({b}, {s}), or 4 axes that broadcast to ({b}, {h}, {t}, {s})")
+            raise ShapeError(
+                f"got a mask of shape {tuple(mask.shape)}; expected key padding ({b}, {s}), or 4 axes that broadcast to ({b}, {h}, {t}, {s})"
+            )
         return mask, None
     sizes = ((1, b), (1, h), (1, t), (s,))
     if mask.ndim != 4 or any(n not in allowed for n, allowed in zip(mask.shape, sizes, strict=True)):
-        raise ShapeError(f"got a mask of shape {tuple(mask.shape)}; expected key padding ({b}, {s}), or 4 axes that broadcast to ({b}, {h}, {t}, {s})")
+        raise ShapeError(
+            f"got a mask of shape {tuple(mask.shape)}; expected key padding ({b}, {s}), or 4 axes that broadcast to ({b}, {h}, {t}, {s})"
+        )
     return (mask[:, 0, 0], None) if mask.shape[1] == mask.shape[2] == 1 else (None, mask)
 
 
@@ -136,7 +159,12 @@ def _read_documents(documents: Tensor | None, b: int, t: int, cross: bool) -> Te
         return None
     if cross:
         raise ShapeError("got documents in cross attention; expected them in self-attention only: pass a mask of 4 axes for other blocks")
-    if documents.ndim not in (1, 2) or documents.shape[-1] != t or (documents.ndim == 2 and documents.shape[0] not in (1, b)) or documents.is_floating_point():
+    if (
+        documents.ndim not in (1, 2)
+        or documents.shape[-1] != t
+        or (documents.ndim == 2 and documents.shape[0] not in (1, b))
+        or documents.is_floating_point()
+    ):
         raise ShapeError(f"got documents of shape {tuple(documents.shape)}, {documents.dtype}; expected integer ids ({t},) or ({b}, {t})")
     ids = documents if documents.ndim == 2 else documents[None]
     runs = torch.zeros_like(ids, dtype=torch.int64)
@@ -144,7 +172,9 @@ def _read_documents(documents: Tensor | None, b: int, t: int, cross: bool) -> Te
     if not torch.compiler.is_compiling():
         for row in range(ids.shape[0]):
             if t and int(runs[row, -1]) + 1 != int(ids[row].unique().numel()):
-                raise ShapeError("got a document id that comes back after another document; expected each document in one piece (sort the row by document)")
+                raise ShapeError(
+                    "got a document id that comes back after another document; expected each document in one piece (sort the row by document)"
+                )
     return runs
 
 
@@ -157,7 +187,9 @@ def _read_window(window: int | str | None, encoding: Encoding) -> tuple[int | No
             raise ConfigError(f"got window={window!r}; expected a duration above 0")
         return None, span
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ConfigError(f"got window={window!r}; expected a whole number of keys (the query and the n - 1 before it), or a duration such as '30min'")
+        raise ConfigError(
+            f"got window={window!r}; expected a whole number of keys (the query and the n - 1 before it), or a duration such as '30min'"
+        )
     return window, None
 
 

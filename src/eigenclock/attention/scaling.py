@@ -46,7 +46,9 @@ def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
     if job.rate is not None:
         rate = job.per_head(job.rate, x.shape[1]).to(lag.dtype)[:, None, None, None]
         size = torch.broadcast_shapes(lag.shape, rate.shape)
-        exponent = torch.mul(lag, rate.neg(), out=job.workspace.take("query factor" if is_query else "key factor", size, lag.dtype, lag.device))
+        exponent = torch.mul(
+            lag, rate.neg(), out=job.workspace.take("query factor" if is_query else "key factor", size, lag.dtype, lag.device)
+        )
         if clamp:
             exponent = exponent.clamp_(-EXPONENT_BOUND, EXPONENT_BOUND)
         elif tile.kind != "causal" and lag.dtype == torch.float32:
@@ -101,7 +103,9 @@ def _columns(factor: Tensor, width: int, paired: bool) -> list[tuple[slice, Tens
     """Runs of channels and the factor of each: few wide products, since broadcasting inside the width is slow."""
     columns = factor.shape[-1]
     if not paired:
-        return [(slice(start, start + columns), factor) for start in range(0, width, columns)] if columns > 1 else [(slice(0, width), factor)]
+        return (
+            [(slice(start, start + columns), factor) for start in range(0, width, columns)] if columns > 1 else [(slice(0, width), factor)]
+        )
     if factor.element_size() not in _TWICE:
         return [(slice(0, width), factor.repeat_interleave(2, -1))]
     narrow, broad, twice = _TWICE[factor.element_size()]

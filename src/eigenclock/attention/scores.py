@@ -47,7 +47,19 @@ def scores(
             [0.5000, 1.0000, 2.0000]], dtype=torch.float64)
     """
     problem = build(
-        q, k, k, encoding, times=times, key_times=key_times, x=x, key_x=key_x, causal=causal, window=window, documents=documents, mask=mask, scale=scale
+        q,
+        k,
+        k,
+        encoding,
+        times=times,
+        key_times=key_times,
+        x=x,
+        key_x=key_x,
+        causal=causal,
+        window=window,
+        documents=documents,
+        mask=mask,
+        scale=scale,
     )
     return dense_logits(problem)
 
@@ -85,7 +97,9 @@ def _content(problem: Problem, q: Tensor, lag: Tensor) -> Tensor:
     x = k.unsqueeze(1).expand(b, lag.shape[2], g, s, d)
     if problem.two_sided:
         if problem.split.order > 1 or problem.split.basis is not None:
-            raise UnsupportedError(f"got {problem.encoding} with causal=False; a two-sided encoding carries decays, rotations and linear biases only")
+            raise UnsupportedError(
+                f"got {problem.encoding} with causal=False; a two-sided encoding carries decays, rotations and linear biases only"
+            )
         mirrored = generator.T.act(x, moved_lag.neg().clamp_min(0))  # the transpose of decays and rotations turns the other way
         moved = torch.where((moved_lag < 0)[..., None], mirrored, generator.act(x, moved_lag.clamp_min(0)))
     else:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any, Literal, overload
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -135,12 +134,16 @@ def _choose(problem: Problem, name: str) -> Explanation:
     if name != "auto":
         reason = lookup(BACKENDS, name, "backend").refuses(problem)
         if reason is not None:
-            raise UnsupportedError(f"got backend={name!r} for {problem.encoding}: {reason}; expected backend='auto', or another of {', '.join(BACKENDS)}")
+            raise UnsupportedError(
+                f"got backend={name!r} for {problem.encoding}: {reason}; expected backend='auto', or another of {', '.join(BACKENDS)}"
+            )
         return Explanation(name, ((name, None),))
     reasons = tuple((n, b.refuses(problem)) for n, b in BACKENDS.items())
     chosen = next((n for n, reason in reasons if reason is None), None)
     if chosen is None:
-        raise UnsupportedError(f"got {problem.encoding} with no backend to carry it: " + "; ".join(f"{n}: {reason}" for n, reason in reasons))
+        raise UnsupportedError(
+            f"got {problem.encoding} with no backend to carry it: " + "; ".join(f"{n}: {reason}" for n, reason in reasons)
+        )
     return Explanation(chosen, reasons)
 
 
@@ -152,7 +155,11 @@ def _in_order(problem: Problem) -> tuple[Problem, Tensor]:
     b, _, t = times.shape
     order = times[:, 0].detach().argsort(dim=-1, stable=True)
     if problem.documents is not None:
-        runs = problem.documents.expand(b, t).gather(-1, order) if b > 1 or problem.documents.shape[0] == 1 else problem.documents.gather(-1, order.expand(problem.documents.shape))
+        runs = (
+            problem.documents.expand(b, t).gather(-1, order)
+            if b > 1 or problem.documents.shape[0] == 1
+            else problem.documents.gather(-1, order.expand(problem.documents.shape))
+        )
         order = order.expand(runs.shape).gather(-1, runs.argsort(dim=-1, stable=True))
     rows = problem.q.shape[0]
     full = order.expand(rows, t)

@@ -41,17 +41,18 @@ def _planned(plan: str, window: int, job: Job) -> Job:
     elif plan == "whole":
         tiles = [Tile("full", 0, 0, t, s)] if t and s else []
     else:
-        limits = [bound / float(x.detach().max()) for x, bound in ((job.rate, EXPONENT_BOUND), (job.slope, BIAS_BOUND)) if x is not None and bool((x > 0).any())]
+        limits = [
+            bound / float(x.detach().max())
+            for x, bound in ((job.rate, EXPONENT_BOUND), (job.slope, BIAS_BOUND))
+            if x is not None and bool((x > 0).any())
+        ]
         tiles = staircase(job.query_times[0, 0, :, 0], job.key_times[0, 0, :, 0], LEAVES[0], min(limits, default=float("inf")))
-    spread = None
+    norms = {}
     if job.slope is not None and job.nilpotent is None and job.q.dtype != torch.float64 and tiles:
-        spread = 2 * abs(job.scale) * _largest(job.q) * job.per_head(_largest(job.k).mT, job.q.shape[1]).mT
-    return replace(job, tiles=tuple(tiles), spread=spread)
-
-
-def _largest(x: Tensor) -> Tensor:
-    """The largest norm of a vector in each row and head, (B, H)."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1)
+        key_norms = torch.linalg.vector_norm(job.k, dim=-1, dtype=torch.float32)
+        norms["query_norms"] = torch.linalg.vector_norm(job.q, dim=-1, dtype=torch.float32) * abs(job.scale)
+        norms["key_norms"] = key_norms.repeat_interleave(job.q.shape[1] // job.k.shape[1], 1)
+    return replace(job, tiles=tuple(tiles), **norms)
 
 
 def _pieces(plan: str, window: int, whole: Job) -> list[_Piece]:
@@ -110,7 +111,7 @@ _forward_op = torch.library.custom_op("eigenclock::tiled", _forward, mutates_arg
 
 
 @_forward_op.register_fake
-def _(plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed):  # noqa: ANN001, ANN202
+def _(plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed):
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float64)
 
 
@@ -125,8 +126,12 @@ def _backward(
     shared_keys = len({(p.rows.start, p.keys.start) for p in pieces}) < len(pieces)  # several pieces add to one key head
     keys = [(torch.zeros_like if shared_keys else torch.empty_like)(x, memory_format=torch.contiguous_format) for x in (k, v)]
     dq, dk, dv = torch.empty_like(q, memory_format=torch.contiguous_format), *keys
-    d_query_times, d_key_times = (torch.zeros(x.shape if clock else 0, dtype=torch.float64, device=q.device) for x in (query_times, key_times))
-    parameters = [torch.zeros(x.shape if x is not None and small else 0, dtype=whole.accumulate, device=q.device) for x in (rate, nilpotent, slope)]
+    d_query_times, d_key_times = (
+        torch.zeros(x.shape if clock else 0, dtype=torch.float64, device=q.device) for x in (query_times, key_times)
+    )
+    parameters = [
+        torch.zeros(x.shape if x is not None and small else 0, dtype=whole.accumulate, device=q.device) for x in (rate, nilpotent, slope)
+    ]
     for p in pieces:
         one = engine.backward(p.job, g[p.rows, p.heads], out[p.rows, p.heads], lse[p.rows, p.heads], None if g_lse is None else g_lse[p.rows, p.heads],
                               small or (clock and slope is not None))  # fmt: skip
@@ -153,16 +158,46 @@ _backward_op = torch.library.custom_op("eigenclock::tiled_backward", _backward, 
 
 
 @_backward_op.register_fake
-def _(  # noqa: ANN202
-    plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed, out, lse, g, g_lse, small, clock,  # noqa: ANN001
+def _(
+    plan,
+    window,
+    scale,
+    order,
+    paired,
+    q,
+    k,
+    v,
+    query_times,
+    key_times,
+    rate,
+    nilpotent,
+    slope,
+    documents,
+    key_mask,
+    allowed,
+    out,
+    lse,
+    g,
+    g_lse,
+    small,
+    clock,
 ):
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
 
     def like(x: Tensor | None, wanted: bool, dtype: torch.dtype = kind) -> Tensor:
-        return q.new_empty(0, dtype=dtype) if x is None or not wanted else torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        return (
+            q.new_empty(0, dtype=dtype)
+            if x is None or not wanted
+            else torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        )
 
     sides = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return (*sides, like(query_times, clock, torch.float64), like(key_times, clock, torch.float64), *(like(x, small) for x in (rate, nilpotent, slope)))
+    return (
+        *sides,
+        like(query_times, clock, torch.float64),
+        like(key_times, clock, torch.float64),
+        *(like(x, small) for x in (rate, nilpotent, slope)),
+    )
 
 
 def _clock_gradients(job: Job, grads: engine.Gradients) -> tuple[Tensor, Tensor]:
@@ -199,13 +234,13 @@ def tiled(
     return _forward_op(*arguments) if torch.compiler.is_compiling() else _Tiled.apply(*arguments)
 
 
-def _setup(ctx, inputs, output) -> None:  # noqa: ANN001
+def _setup(ctx, inputs, output) -> None:
     ctx.options = inputs[:5]
     ctx.save_for_backward(*inputs[5:], *output)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(backward, ctx, g, g_lse):  # noqa: ANN001, ANN202
+def _gradients(backward, ctx, g, g_lse):
     *tensors, out, lse = ctx.saved_tensors
     rate, nilpotent, slope = tensors[5:8]
     if g is None and g_lse is None:
@@ -214,7 +249,9 @@ def _gradients(backward, ctx, g, g_lse):  # noqa: ANN001, ANN202
     needs = ctx.needs_input_grad
     small, clock = any(needs[10:13]), any(needs[8:10])
     dq, dk, dv, dtq, dtk, *parameters = backward(*ctx.options, *tensors, out, lse, g.contiguous(), g_lse, small, clock)
-    back = [d.to(p.dtype) if p is not None and n else None for d, p, n in zip(parameters, (rate, nilpotent, slope), needs[10:13], strict=True)]
+    back = [
+        d.to(p.dtype) if p is not None and n else None for d, p, n in zip(parameters, (rate, nilpotent, slope), needs[10:13], strict=True)
+    ]
     return (None,) * 5 + (dq, dk, dv, dtq if clock else None, dtk if clock else None, *back, None, None, None)
 
 
@@ -222,7 +259,7 @@ class _Tiled(torch.autograd.Function):
     """The eager way in: the operator's would import the compiler on its first call."""
 
     @staticmethod
-    def forward(ctx, *arguments):  # noqa: ANN001, ANN002, ANN205
+    def forward(ctx, *arguments):
         with torch.no_grad():
             output = _forward(*arguments)
         _setup(ctx, arguments, output)
@@ -230,7 +267,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, g, g_lse):  # noqa: ANN001, ANN205
+    def backward(ctx, g, g_lse):
         return _gradients(_backward, ctx, g, g_lse)
 
 

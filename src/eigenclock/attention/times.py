@@ -26,7 +26,9 @@ def read_times(
         _check_length("times", ticks, t)
         return ticks, ticks
     if key_times is None and times is not None:
-        raise ShapeError(f"got times for {t} queries and none for {s} keys; expected key_times= as well (queries and keys share no clock otherwise)")
+        raise ShapeError(
+            f"got times for {t} queries and none for {s} keys; expected key_times= as well (queries and keys share no clock otherwise)"
+        )
     if key_times is not None and times is None:
         raise ShapeError("got key_times without times; expected times= for the queries as well")
     if key_times is None:
@@ -46,7 +48,9 @@ def read_times(
 
 def _check_length(name: str, ticks: Tensor, length: int) -> None:
     if ticks.shape[-1] != length:
-        raise ShapeError(f"got {name} for {ticks.shape[-1]} tokens; expected {length}, the length of the {'keys' if name == 'key_times' else 'queries'}")
+        raise ShapeError(
+            f"got {name} for {ticks.shape[-1]} tokens; expected {length}, the length of the {'keys' if name == 'key_times' else 'queries'}"
+        )
 
 
 def check_order(problem: "Problem") -> None:
@@ -79,6 +83,10 @@ def smooth(ticks: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> 
         steps = ticks.diff(dim=-1)
         same = (documents[:, 1:] == documents[:, :-1]).unsqueeze(1)
         steps = torch.where(same, steps, 0.0)
-        zero = torch.zeros_like(steps[..., :1]) if steps.shape[-1] else torch.zeros(*torch.broadcast_shapes(ticks.shape[:-1], (1, 1)), 1, dtype=ticks.dtype, device=ticks.device)
+        zero = (
+            torch.zeros_like(steps[..., :1])
+            if steps.shape[-1]
+            else torch.zeros(*torch.broadcast_shapes(ticks.shape[:-1], (1, 1)), 1, dtype=ticks.dtype, device=ticks.device)
+        )
         ticks = torch.cat([zero, steps.cumsum(-1)], -1)
     return ticks

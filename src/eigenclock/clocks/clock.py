@@ -70,7 +70,9 @@ def with_heads(times: Tensor) -> Tensor:
 def check_finite(ticks: Tensor) -> None:
     """Refuse NaN and infinite times."""
     if not torch.compiler.is_compiling() and not bool(torch.isfinite(ticks.detach()).all()):
-        raise ClockError("got times that are NaN or infinite; expected finite times: drop those rows, or mask them and give any finite time")
+        raise ClockError(
+            "got times that are NaN or infinite; expected finite times: drop those rows, or mask them and give any finite time"
+        )
 
 
 def check_precision(times: Tensor) -> None:

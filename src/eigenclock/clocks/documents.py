@@ -37,7 +37,9 @@ class Documents(Clock):
         if times is not None:
             return Index()(times, origin=origin, device=device)
         if documents is None:
-            raise ClockError("got no documents; the Documents clock restarts at each one: pass documents=ids of shape (T,) or (B, T), or use Index()")
+            raise ClockError(
+                "got no documents; the Documents clock restarts at each one: pass documents=ids of shape (T,) or (B, T), or use Index()"
+            )
         index = torch.arange(documents.shape[-1], device=documents.device).expand(documents.shape)
         starts = torch.ones_like(documents, dtype=torch.bool)
         starts[..., 1:] = documents[..., 1:] != documents[..., :-1]

@@ -48,7 +48,11 @@ def duration(value: "float | str", unit: str | None) -> float:
     except ValueError:
         number = None
     if not match or number is None:
-        raise ConfigError(f"got the duration {value!r}; expected a number and a unit, such as '30min' or '1.5h' (units: {', '.join(SECONDS)})")
+        raise ConfigError(
+            f"got the duration {value!r}; expected a number and a unit, such as '30min' or '1.5h' (units: {', '.join(SECONDS)})"
+        )
     if unit is None:
-        raise ConfigError(f"got the duration {value!r} for a clock that counts steps; give a number of steps, or a clock with a unit such as Timestamps('ns')")
+        raise ConfigError(
+            f"got the duration {value!r} for a clock that counts steps; give a number of steps, or a clock with a unit such as Timestamps('ns')"
+        )
     return float(number * seconds(match[2]) / seconds(unit))

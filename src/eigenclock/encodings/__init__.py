@@ -24,5 +24,15 @@ ENCODINGS: dict[str, Callable[..., Encoding]] = {
 }
 
 __all__ = [
-    "ENCODINGS", "Encoding", "Parameter", "alibi", "damped_rope", "decay", "decay_bias", "encoding", "nope", "rope", "two_sided",
+    "ENCODINGS",
+    "Encoding",
+    "Parameter",
+    "alibi",
+    "damped_rope",
+    "decay",
+    "decay_bias",
+    "encoding",
+    "nope",
+    "rope",
+    "two_sided",
 ]

@@ -36,12 +36,21 @@ def alibi(
     chosen = read_learn(learn, ("slope",))
     values = alibi_slopes()(heads).values if slopes is None else as_numbers(slopes, "slopes")
     if bool((values < 0).any()):
-        raise GrowthError(f"got a slope of {float(values.min()):g}; expected slopes >= 0: the bias is -slope * (t - s), a negative slope rewards distance")
+        raise GrowthError(
+            f"got a slope of {float(values.min()):g}; expected slopes >= 0: the bias is -slope * (t - s), a negative slope rewards distance"
+        )
     values = fit_rows(values.reshape(1) if values.ndim == 0 else values, heads, (1,), "slopes", False).reshape(-1).expand(heads).clone()
     options: dict[str, Any] = {"slopes": slopes, "learn": list(chosen) or None}
     return Recipe(
-        "alibi", head_dim, heads, kv_heads, clock, {k: v for k, v in options.items() if v is not None}, {"slope": Parameter(values, "slope" in chosen)},
-        no_content, _lift,
+        "alibi",
+        head_dim,
+        heads,
+        kv_heads,
+        clock,
+        {k: v for k, v in options.items() if v is not None},
+        {"slope": Parameter(values, "slope" in chosen)},
+        no_content,
+        _lift,
     )
 
 

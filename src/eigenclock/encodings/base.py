@@ -52,7 +52,7 @@ class Encoding(nn.Module):
 
     @property
     def acts_on(self) -> str:
-        """"score" where the inner product is changed (a gain), "weight" where a bias is added to the logit, "both" or "nothing"."""
+        """ "score" where the inner product is changed (a gain), "weight" where a bias is added to the logit, "both" or "nothing"."""
         content = self.generator().form
         score = content.kinds != {"Z"} or content.order > 1
         return {(True, True): "both", (True, False): "score", (False, True): "weight", (False, False): "nothing"}[score, bool(self.lifts())]
@@ -170,7 +170,9 @@ class Times(_Pair):
     def __init__(self, left: Encoding, right: Encoding):
         super().__init__(left, right)
         if left.head_dim != right.head_dim:
-            raise ShapeError(f"got a product of head_dim {left.head_dim} and {right.head_dim}; expected equal widths ('+' puts encodings side by side)")
+            raise ShapeError(
+                f"got a product of head_dim {left.head_dim} and {right.head_dim}; expected equal widths ('+' puts encodings side by side)"
+            )
         self.head_dim = left.head_dim
         try:
             self.generator()  # refuses here, not in the first call, what does not commute

@@ -45,7 +45,14 @@ def decay(
     values = fit_rows(rates, 1 if scalar else head_dim, rows, "rate", learned)
     options: dict[str, Any] = {"rate": rate, "half_life": half_life, "learn": list(chosen) or None}
     return Recipe(
-        "decay", head_dim, heads, kv_heads, clock, {k: v for k, v in options.items() if v is not None}, {"rate": Parameter(values, learned)}, _content
+        "decay",
+        head_dim,
+        heads,
+        kv_heads,
+        clock,
+        {k: v for k, v in options.items() if v is not None},
+        {"rate": Parameter(values, learned)},
+        _content,
     )
 
 

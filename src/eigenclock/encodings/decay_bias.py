@@ -41,8 +41,15 @@ def decay_bias(
     values = fit_rows(rates, heads, (1,), "rate", "rate" in chosen).reshape(-1).expand(heads).clone()
     options: dict[str, Any] = {"rate": rate, "half_life": half_life, "learn": list(chosen) or None}
     return Recipe(
-        "decay_bias", head_dim, heads, kv_heads, clock, {k: v for k, v in options.items() if v is not None}, {"rate": Parameter(values, "rate" in chosen)},
-        no_content, _lift,
+        "decay_bias",
+        head_dim,
+        heads,
+        kv_heads,
+        clock,
+        {k: v for k, v in options.items() if v is not None},
+        {"rate": Parameter(values, "rate" in chosen)},
+        no_content,
+        _lift,
     )
 
 

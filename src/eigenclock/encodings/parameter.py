@@ -35,7 +35,9 @@ class Parameter(nn.Module):
         self.raw: nn.Parameter | None = None
         if learned:
             if constraint == "positive" and bool((self.initial == 0).any()):
-                raise ConfigError("got a learnable number that starts at 0; expected a start above 0 (it is learned on a log scale), or leave it out of learn=")
+                raise ConfigError(
+                    "got a learnable number that starts at 0; expected a start above 0 (it is learned on a log scale), or leave it out of learn="
+                )
             self.raw = nn.Parameter(self._start())
 
     def _start(self) -> Tensor:
@@ -84,7 +86,9 @@ def as_numbers(value: Any, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(f"got {what}={value!r}; expected a number, or numbers of shape (n,) or (heads, n)") from None
     if numbers.ndim > 2 or not bool(torch.isfinite(numbers).all()):
-        raise ConfigError(f"got {what} of shape {tuple(numbers.shape)}, finite: {bool(torch.isfinite(numbers).all())}; expected finite numbers of shape (), (n,) or (heads, n)")
+        raise ConfigError(
+            f"got {what} of shape {tuple(numbers.shape)}, finite: {bool(torch.isfinite(numbers).all())}; expected finite numbers of shape (), (n,) or (heads, n)"
+        )
     return numbers
 
 

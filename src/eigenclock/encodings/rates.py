@@ -42,7 +42,9 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | N
     if rate is not None:
         rates = as_numbers(rate, "rate")
         if bool((rates < 0).any()):
-            raise GrowthError(f"got a rate of {float(rates.min()):g}; expected rates >= 0 (exp(-rate * t)): a snippet's alpha <= 0 is minus this rate")
+            raise GrowthError(
+                f"got a rate of {float(rates.min()):g}; expected rates >= 0 (exp(-rate * t)): a snippet's alpha <= 0 is minus this rate"
+            )
         return rates.reshape(1) if rates.ndim == 0 else rates
     if half_life is None:
         return None
@@ -68,7 +70,9 @@ def fit_rows(numbers: Tensor, columns: int, rows: tuple[int, ...], what: str, ex
     """
     if numbers.shape[-1] not in (1, columns) or (numbers.ndim == 2 and numbers.shape[0] not in (1, *rows)):
         expected = f"(), ({columns},) or ({rows[0]}, {columns})"
-        raise ShapeError(f"got {what} of shape {tuple(numbers.shape)}; expected {expected}: one value, one per block, or one per head and block")
+        raise ShapeError(
+            f"got {what} of shape {tuple(numbers.shape)}; expected {expected}: one value, one per block, or one per head and block"
+        )
     if numbers.ndim == 2 and numbers.shape[0] == 1:
         numbers = numbers[0]
     if expand and not (numbers.ndim == 1 and rows[0] == 1):
@@ -84,7 +88,9 @@ def read_learn(learn: str | tuple[str, ...] | list[str], names: tuple[str, ...])
     chosen = (learn,) if isinstance(learn, str) else tuple(learn)
     for name in chosen:
         if name not in names:
-            raise ConfigError(f"got learn={name!r}; expected {' or '.join(repr(n) for n in names) if names else 'nothing: this encoding has no numbers'}")
+            raise ConfigError(
+                f"got learn={name!r}; expected {' or '.join(repr(n) for n in names) if names else 'nothing: this encoding has no numbers'}"
+            )
     return chosen
 
 

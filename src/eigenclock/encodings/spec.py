@@ -14,7 +14,9 @@ from eigenclock.registry import lookup, nearest
 from eigenclock.schedules import SCHEDULES
 
 
-def encoding(spec: "str | dict[str, Any] | Path", *, head_dim: int | None = None, heads: int | None = None, kv_heads: int | None = None) -> Encoding:
+def encoding(
+    spec: "str | dict[str, Any] | Path", *, head_dim: int | None = None, heads: int | None = None, kv_heads: int | None = None
+) -> Encoding:
     """Build an encoding from a spec string, a dict or a JSON file.
 
     A spec is a recipe call, or several joined by ``+`` (side by side) and ``*`` (on the same channels). Each part takes ``head_dim``
@@ -69,7 +71,9 @@ def _read(node: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise ConfigError(f"got {ast.unparse(node)!r} in the spec {text!r}; expected recipe calls with numbers, text or lists as options") from None
+        raise ConfigError(
+            f"got {ast.unparse(node)!r} in the spec {text!r}; expected recipe calls with numbers, text or lists as options"
+        ) from None
 
 
 def build(tree: Any, defaults: dict[str, int]) -> Any:
@@ -168,7 +172,9 @@ def schedule_spec(schedule: Any) -> dict[str, Any]:
     """The plain data of a schedule: its registered name and its fields."""
     name = next((n for n, kind in SCHEDULES.items() if kind is type(schedule)), None)
     if name is None or not dataclasses.is_dataclass(schedule):
-        raise ConfigError(f"got the schedule {schedule!r}, which is not registered; expected one of {', '.join(SCHEDULES)} (or register it)")
+        raise ConfigError(
+            f"got the schedule {schedule!r}, which is not registered; expected one of {', '.join(SCHEDULES)} (or register it)"
+        )
     return {"name": name} | {f.name: getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
 
 

@@ -20,6 +20,21 @@ from eigenclock.theory.lift import Lift, linear_bias
 from eigenclock.theory.split import Split, Turn
 
 __all__ = [
-    "GENERATORS", "Block", "Conjugate", "DampedRotation", "Decay", "DirectSum", "Generator", "Jordan", "JordanBlock", "JordanForm", "Lift",
-    "Product", "Rotation", "Split", "Turn", "Zero", "linear_bias",
+    "GENERATORS",
+    "Block",
+    "Conjugate",
+    "DampedRotation",
+    "Decay",
+    "DirectSum",
+    "Generator",
+    "Jordan",
+    "JordanBlock",
+    "JordanForm",
+    "Lift",
+    "Product",
+    "Rotation",
+    "Split",
+    "Turn",
+    "Zero",
+    "linear_bias",
 ]

@@ -27,7 +27,9 @@ class Block:
 
     @property
     def jordan(self) -> JordanBlock:
-        return JordanBlock({(False, False): "Z", (True, False): "D", (False, True): "R", (True, True): "S"}[self.decays, self.turns], self.order)
+        return JordanBlock(
+            {(False, False): "Z", (True, False): "D", (False, True): "R", (True, True): "S"}[self.decays, self.turns], self.order
+        )
 
 
 class Generator(ABC):
@@ -133,7 +135,9 @@ def check_no_growth(rate: Tensor, what: str) -> None:
         return
     low = float(rate.detach().min()) if rate.numel() else 0.0
     if not low >= 0:
-        raise GrowthError(f"got a rate of {low:g} in {what}; expected rates >= 0 (exp(-rate * t) must not grow): flip the sign or drop the block")
+        raise GrowthError(
+            f"got a rate of {low:g} in {what}; expected rates >= 0 (exp(-rate * t) must not grow): flip the sign or drop the block"
+        )
 
 
 def common_heads(parts: Iterable[Generator]) -> int:

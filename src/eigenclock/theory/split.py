@@ -112,7 +112,11 @@ def _block_diagonal(matrices: list[tuple[Tensor | None, int]], fill_identity: bo
     full = []
     for m, n in matrices:
         if m is None:
-            m = torch.eye(n, dtype=like.dtype, device=like.device) if fill_identity else torch.zeros(n, n, dtype=like.dtype, device=like.device)
+            m = (
+                torch.eye(n, dtype=like.dtype, device=like.device)
+                if fill_identity
+                else torch.zeros(n, n, dtype=like.dtype, device=like.device)
+            )
         full.append(m)
     heads = max([0, *(m.shape[0] for m in full if m.ndim == 3)])
     if not heads:

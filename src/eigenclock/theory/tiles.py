@@ -14,8 +14,9 @@ EXPONENT_BOUND = 40.0
 """Largest |exponent| of a factor inside a leaf, whose reference is its middle: a product of two stays a normal float32 (they end at
 exp(88) above and exp(-87) below, and subnormal numbers slow matrix products down several times)."""
 
-FACTOR_FLOOR = 41.0
-"""Exponents of a factor stop here in float32: exp(-41) = 2e-18 of a logit is below every rounding, and exp() of more is slow."""
+FACTOR_FLOOR = 30.0
+"""Exponents of a factor stop here in float32: exp(-30) = 1e-13 of a logit is below every rounding, and products of two such factors with
+small entries of q and k are still normal numbers."""
 
 BIAS_BOUND = 500.0
 """Largest |bias| relative to the middle of a leaf: float32 keeps 3e-5 of a logit beside it."""

@@ -26,7 +26,11 @@ def _refuses(problem: Problem) -> str | None:
 
 def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     dtype, width = problem.q.dtype, problem.v.shape[-1]
-    if dtype in (torch.float16, torch.bfloat16) and torch.is_grad_enabled() and any(turn.freq.requires_grad for turn in problem.split.turns):
+    if (
+        dtype in (torch.float16, torch.bfloat16)
+        and torch.is_grad_enabled()
+        and any(turn.freq.requires_grad for turn in problem.split.turns)
+    ):
         # The gradient of a frequency sums time * (gradient of the angle): 16-bit gradients would drown it.
         problem = replace(problem, q=problem.q.float(), k=problem.k.float(), v=problem.v.float())
     low = lower(problem)
@@ -65,7 +69,9 @@ def _widen(low: Lowered, d: int) -> Lowered:
     return replace(low, rate=rate, nilpotent=nilpotent, paired=paired)
 
 
-def _call(plan: str, window: int, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, **masks: Tensor | None) -> tuple[Tensor, Tensor]:
+def _call(
+    plan: str, window: int, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, **masks: Tensor | None
+) -> tuple[Tensor, Tensor]:
     return tiled(
         plan, window, problem.scale, low.order, low.paired, low.q, low.k, v, query_times[..., None], key_times[..., None], low.rate, low.nilpotent, low.slope,
         masks.get("documents"), masks.get("key_mask"), masks.get("allowed"),
@@ -132,10 +138,19 @@ def _cross(problem: Problem, low: Lowered, v: Tensor) -> tuple[Tensor, Tensor]:
     key_mask = problem.key_mask
     if key_mask is not None and key_order is not None:
         if key_order.shape[1] > 1:
-            allowed = _and_block(allowed, key_mask[:, None, None, :].expand(-1, key_order.shape[1], 1, -1).gather(-1, key_order.unsqueeze(2).expand(key_mask.shape[0], -1, 1, -1)))
+            allowed = _and_block(
+                allowed,
+                key_mask[:, None, None, :]
+                .expand(-1, key_order.shape[1], 1, -1)
+                .gather(-1, key_order.unsqueeze(2).expand(key_mask.shape[0], -1, 1, -1)),
+            )
             key_mask = None
         else:
-            key_mask = key_mask.expand(key_order.shape[0], -1).gather(-1, key_order[:, 0].expand(max(key_order.shape[0], key_mask.shape[0]), -1)) if key_order.shape[0] > 1 else key_mask[:, key_order[0, 0]]
+            key_mask = (
+                key_mask.expand(key_order.shape[0], -1).gather(-1, key_order[:, 0].expand(max(key_order.shape[0], key_mask.shape[0]), -1))
+                if key_order.shape[0] > 1
+                else key_mask[:, key_order[0, 0]]
+            )
     out, lse = _call("staircase", 0, problem, replace(low, q=q, k=k), v, query_times, sorted_keys, key_mask=key_mask, allowed=allowed)
     if query_order is not None:
         back = query_order.argsort(-1)

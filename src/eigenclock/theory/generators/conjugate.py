@@ -29,7 +29,9 @@ class Conjugate(Generator):
 
     def __post_init__(self) -> None:
         if self.basis.shape[-2:] != (self.inner.dim, self.inner.dim):
-            raise ShapeError(f"got a basis of shape {tuple(self.basis.shape)}; expected ({self.inner.dim}, {self.inner.dim}), the width of the generator")
+            raise ShapeError(
+                f"got a basis of shape {tuple(self.basis.shape)}; expected ({self.inner.dim}, {self.inner.dim}), the width of the generator"
+            )
 
     @property
     def inverse(self) -> Tensor:

@@ -62,7 +62,8 @@ class Jordan(Generator):
         cells = pair_channels(n, self.pairing) if self.freq is not None else [(i,) for i in range(n)]
         decays = (self.rate.detach().reshape(-1, n) != 0).any(0).tolist()
         return tuple(
-            Block(tuple(c + r * level for r in range(self.order) for c in cell), decays[i], self.freq is not None, self.order) for i, cell in enumerate(cells)
+            Block(tuple(c + r * level for r in range(self.order) for c in cell), decays[i], self.freq is not None, self.order)
+            for i, cell in enumerate(cells)
         )
 
     def _spread(self, parameter: Tensor) -> Tensor:
@@ -99,6 +100,8 @@ class Jordan(Generator):
         if self.lowered:
             shift = shift.mT
         diagonal = torch.diag_embed(self._spread(eta.double()))
-        nilpotent = torch.einsum("rs,...ij->...risj", shift, diagonal).reshape(*diagonal.shape[:-2], self.dim, self.dim) if order > 1 else None
+        nilpotent = (
+            torch.einsum("rs,...ij->...risj", shift, diagonal).reshape(*diagonal.shape[:-2], self.dim, self.dim) if order > 1 else None
+        )
         turns = () if self.freq is None else tuple(Turn(r * level, self.freq, self.pairing) for r in range(order))
         return Split(self.dim, turns, self._spread(self.rate), nilpotent, order)
