@@ -1,7 +1,7 @@
 """Walks a plan of tiles: forward merges partial softmaxes, backward gives each tile the final output and log-sum-exp."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -60,8 +60,8 @@ def hot_leaves(job: Job, tile: Tile) -> Tensor | None:
     return hot if bool(hot.any()) else None
 
 
-def _drop_negligible(job: Job, tile: Tile, slack: Tensor, key_term: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that can count and the key term without keys that cannot: weights below e^-30 reach no digit of float32.
+def _countable(job: Job, tile: Tile, slack: Tensor, key_term: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows and the keys of a tile that can count, (B, H, outer, count, L): weights below e^-30 reach no digit of float32.
 
     ``slack`` is each row's log-sum-exp so far (a lower bound of the final one) relative to the tile's reference; a logit is at most
     |scale| |q| |k| by Cauchy-Schwarz. Left in, such weights become subnormal numbers and slow the kernel several times.
@@ -70,7 +70,27 @@ def _drop_negligible(job: Job, tile: Tile, slack: Tensor, key_term: Tensor) -> t
     q, k = take(job.query_norms, tile.query, tile.queries, tile), take(job.key_norms, tile.key, tile.keys, tile)
     rows = q * k.amax(-1, keepdim=True) - slack > -NEGLIGIBLE
     least = slack.masked_fill(~rows, math.inf).amin(-1, keepdim=True)
-    return rows, key_term.masked_fill(key_term + k * q.amax(-1, keepdim=True) - least < -NEGLIGIBLE, -math.inf)
+    return rows, key_term + k * q.amax(-1, keepdim=True) - least > -NEGLIGIBLE
+
+
+def _bias_terms(job: Job, tile: Tile, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The bias of a tile as slope * (s - c) on keys and slope * (t - c) on rows, (B|1, H, outer, count, L) in float64."""
+    assert job.slope is not None
+    slope = job.slope.double()[:, None, None, None]
+    keys, queries = take(job.key_times[..., 0], tile.key, tile.keys, tile), take(job.query_times[..., 0], tile.query, tile.queries, tile)
+    return slope * (keys - c[..., 0]), slope * (queries - c[..., 0])
+
+
+def shrink(job: Job, tile: Tile, lse: Tensor) -> Tile | None:
+    """The part of a rectangle next to its boundary where something can count; None where nothing can."""
+    if job.query_norms is None or tile.kind != "full":
+        return tile
+    key_term, row_term = _bias_terms(job, tile, scaling.reference(job, tile))
+    rows, keys = (x.flatten(0, -2).any(0).nonzero() for x in _countable(job, tile, take(lse, tile.query, tile.queries, tile) + row_term, key_term))
+    if not rows.numel() or not keys.numel():
+        return None
+    first_key = int(keys[0])
+    return replace(tile, queries=int(rows[-1]) + 1, key=tile.key + first_key, keys=tile.keys - first_key)
 
 
 def _prepare(job: Job, tile: Tile, clamp: bool, lse: Tensor) -> _Prepared:
@@ -85,12 +105,11 @@ def _prepare(job: Job, tile: Tile, clamp: bool, lse: Tensor) -> _Prepared:
     rows = seen.rows
     key_term = row_term = None
     if job.slope is not None:
-        slope = job.slope.double()[:, None, None, None]
-        key_term = slope * (take(job.key_times[..., 0], tile.key, tile.keys, tile) - c[..., 0])
-        row_term = slope * (take(job.query_times[..., 0], tile.query, tile.queries, tile) - c[..., 0])
+        key_term, row_term = _bias_terms(job, tile, c)
         if job.query_norms is not None and tile.kind in ("full", "flip"):
-            near, key_term = _drop_negligible(job, tile, lse + row_term, key_term)
+            near, keys = _countable(job, tile, lse + row_term, key_term)
             rows = near if rows is None else rows & near
+            key_term = key_term.masked_fill(~keys, -math.inf)
         key_term = key_term.unsqueeze(-2)
     bias = additive(seen.keys, key_term, ops.bias_dtype(dtype))
     if bias is not None:
@@ -126,7 +145,10 @@ def forward(job: Job, out: Tensor | None = None, lse: Tensor | None = None) -> t
     if lse is None:
         lse = torch.empty(job.q.shape[:3], dtype=torch.float64, device=job.q.device)
     lse.fill_(-math.inf)
-    for tile in job.tiles:
+    for planned in job.tiles:
+        tile = shrink(job, planned, lse)
+        if tile is None:
+            continue
         out_view, lse_view = take(out, tile.query, tile.queries, tile), take(lse, tile.query, tile.queries, tile)
         hot = hot_leaves(job, tile)
         if hot is None or not bool(hot.all()):
@@ -217,7 +239,10 @@ def backward(job: Job, g: Tensor, out: Tensor, lse: Tensor, g_lse: Tensor | None
         if job.slope is not None:
             b, h, t, _ = job.q.shape
             grads.slope, grads.key_bias, grads.row_bias = zeros(h), zeros(b, h, job.k.shape[2]), zeros(b, h, t)
-    for tile in job.tiles:
+    for planned in job.tiles:
+        tile = shrink(job, planned, lse)
+        if tile is None:
+            continue
         hot = hot_leaves(job, tile)
         if hot is None or not bool(hot.all()):
             _backward_tile(job, tile, hot, g, out, lse, g_lse, grads)

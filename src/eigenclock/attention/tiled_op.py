@@ -14,7 +14,7 @@ from eigenclock.attention.job import Job, Workspace
 from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Tile, square, staircase
 
 PIECES = 2
-"""Groups of heads a long call is cut into, so that temporaries shrink."""
+"""Groups of heads a long call is cut into, so that temporaries shrink; twice as many with a bias, whose reach differs by head."""
 
 LONG = 1024
 """Tokens from which a call counts as long."""
@@ -61,7 +61,8 @@ def _pieces(plan: str, window: int, whole: Job) -> list[_Piece]:
     g = whole.k.shape[1]
     own_rows = plan == "staircase" and max(whole.query_times.shape[0], whole.key_times.shape[0]) > 1
     own_heads = plan == "staircase" and max(whole.query_times.shape[1], whole.key_times.shape[1]) > 1
-    groups = next(n for n in range(min(PIECES, g), 0, -1) if g % n == 0) if t >= LONG and g else 1
+    wanted = PIECES if whole.slope is None else 2 * PIECES
+    groups = next(n for n in range(min(wanted, g), 0, -1) if g % n == 0) if t >= LONG and g else 1
     ranges = [(slice(i * h // groups, (i + 1) * h // groups), slice(i * g // groups, (i + 1) * g // groups)) for i in range(groups)]
     if own_heads:
         ranges = [(slice(i, i + 1), slice(i * g // h, i * g // h + 1)) for i in range(h)]
