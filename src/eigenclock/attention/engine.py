@@ -86,7 +86,9 @@ def shrink(job: Job, tile: Tile, lse: Tensor) -> Tile | None:
     if job.query_norms is None or tile.kind != "full":
         return tile
     key_term, row_term = _bias_terms(job, tile, scaling.reference(job, tile))
-    rows, keys = (x.flatten(0, -2).any(0).nonzero() for x in _countable(job, tile, take(lse, tile.query, tile.queries, tile) + row_term, key_term))
+    rows, keys = (
+        x.flatten(0, -2).any(0).nonzero() for x in _countable(job, tile, take(lse, tile.query, tile.queries, tile) + row_term, key_term)
+    )
     if not rows.numel() or not keys.numel():
         return None
     first_key = int(keys[0])
@@ -133,7 +135,9 @@ def _flip(x: Tensor, pad: int, fill: float = 0.0) -> Tensor:
 
 
 def forward(job: Job, out: Tensor | None = None, lse: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Output (B, H, T, D) in the dtype of q and log-sum-exp (B, H, T) in float64 (a bias can be large beside it); rows that see nothing give zeros and -inf.
+    """Output (B, H, T, D) in the dtype of q and log-sum-exp (B, H, T) in float64, since a bias can be large beside it.
+
+    Rows that see nothing give zeros and -inf.
 
     ``out`` and ``lse``: where to write them, new tensors if left out.
     """

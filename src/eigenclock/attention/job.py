@@ -92,7 +92,8 @@ class Job:
             self,
             q=pick(self.q, tile.query), k=pick(self.k, tile.key), v=pick(self.v, tile.key),
             query_times=pick(self.query_times, tile.query), key_times=pick(self.key_times, tile.key),
-            query_norms=None, key_norms=None, workspace=Workspace(), documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
+            query_norms=None, key_norms=None, workspace=Workspace(),
+            documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
             tiles=tuple(square(tile.queries, LEAVES[self.leaf + 1])), leaf=self.leaf + 1,
         )  # fmt: skip
 

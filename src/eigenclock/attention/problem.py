@@ -62,8 +62,8 @@ def needs_order(split: Split, lifts: tuple[Lift, ...]) -> bool:
 
 
 def build(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, times: Any, key_times: Any, x: Tensor | None, key_x: Tensor | None, causal: bool,
-    window: int | str | None, documents: Tensor | None, mask: Tensor | None, scale: float | None, want_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, times: Any, key_times: Any, x: Tensor | None, key_x: Tensor | None,
+    causal: bool,     window: int | str | None, documents: Tensor | None, mask: Tensor | None, scale: float | None, want_lse: bool = False,
 ) -> Problem:  # fmt: skip
     """Check a call and read its times; raises ShapeError, ClockError, GrowthError or ConfigError with one clear line."""
     _check_tensors(q, k, v, encoding)
@@ -94,7 +94,8 @@ def build(
     slopes = [lift.slope for lift in lifts if lift.slope is not None]
     problem = Problem(
         q, k, v, encoding, query_ticks, key_ticks, cross, causal, count, span, runs, key_mask, allowed,
-        d**-0.5 if scale is None else float(scale), want_lse, generator, generator.split(), lifts, sum(slopes[1:], slopes[0]).expand(h) if slopes else None,
+        d**-0.5 if scale is None else float(scale), want_lse, generator, generator.split(), lifts,
+        sum(slopes[1:], slopes[0]).expand(h) if slopes else None,
     )  # fmt: skip
     _check_law(problem)
     return problem
@@ -103,7 +104,8 @@ def build(
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
     if not isinstance(encoding, Encoding):
         raise ConfigError(
-            f"got {type(encoding).__name__} as encoding; expected an Encoding: ec.rope(head_dim) or ec.encoding('rope * alibi', head_dim=..., heads=...)"
+            f"got {type(encoding).__name__} as encoding; expected an Encoding: ec.rope(head_dim), "
+            "or ec.encoding('rope * alibi', head_dim=..., heads=...)"
         )
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4 or not x.is_floating_point():
@@ -112,7 +114,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
             )
     if not (q.dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device):
         raise ShapeError(
-            f"got dtypes {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}; expected one dtype and device for q, k and v"
+            f"got dtypes {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}; "
+            "expected one dtype and device for q, k and v"
         )
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ShapeError(
@@ -142,7 +145,8 @@ def _read_mask(mask: Tensor | None, b: int, h: int, t: int, s: int) -> tuple[Ten
     if mask.ndim == 2:
         if mask.shape[0] not in (1, b) or mask.shape[1] != s:
             raise ShapeError(
-                f"got a mask of shape {tuple(mask.shape)}; expected key padding ({b}, {s}), or 4 axes that broadcast to ({b}, {h}, {t}, {s})"
+                f"got a mask of shape {tuple(mask.shape)}; expected key padding ({b}, {s}), "
+                f"or 4 axes that broadcast to ({b}, {h}, {t}, {s})"
             )
         return mask, None
     sizes = ((1, b), (1, h), (1, t), (s,))
@@ -173,7 +177,8 @@ def _read_documents(documents: Tensor | None, b: int, t: int, cross: bool) -> Te
         for row in range(ids.shape[0]):
             if t and int(runs[row, -1]) + 1 != int(ids[row].unique().numel()):
                 raise ShapeError(
-                    "got a document id that comes back after another document; expected each document in one piece (sort the row by document)"
+                    "got a document id that comes back after another document; expected each document in one piece "
+                    "(sort the row by document)"
                 )
     return runs
 
@@ -198,7 +203,8 @@ def _check_law(problem: Problem) -> None:
     encoding = problem.encoding
     if problem.ordered and not problem.causal and encoding.sides == 1:
         raise GrowthError(
-            f"got causal=False for {encoding}, which {'decays' if problem.split.rate is not None else 'adds a signed bias'}: keys after the query would grow "
+            f"got causal=False for {encoding}, which {'decays' if problem.split.rate is not None else 'adds a signed bias'}: "
+            "keys after the query would grow "
             "without bound or be rewarded; expected causal=True, or two_sided(encoding) for exp(-a |t - s|)"
         )
     if (problem.window is not None or problem.span is not None) and not problem.causal:
@@ -219,11 +225,14 @@ def _check_heads(problem: Problem) -> None:
     if bad:
         n = bad.pop()
         raise ShapeError(
-            f"got rates or frequencies for {n} heads and keys with {g} heads; expected one per key head: build the encoding with kv_heads={g} "
-            f"(shared in each group of {h // max(g, 1)} query heads), or repeat the keys and values: k.repeat_interleave({h // max(g, 1)}, 1)"
+            f"got rates or frequencies for {n} heads and keys with {g} heads; expected one per key head: "
+            f"build the encoding with kv_heads={g} "
+            f"(shared in each group of {h // max(g, 1)} query heads), or repeat the keys and values: "
+            f"k.repeat_interleave({h // max(g, 1)}, 1)"
         )
     if problem.key_times.shape[1] not in (1, g) and on_keys:
         raise ShapeError(
-            f"got times for {problem.key_times.shape[1]} heads and keys with {g} heads; expected one clock per key head, or repeat the keys and values: "
+            f"got times for {problem.key_times.shape[1]} heads and keys with {g} heads; expected one clock per key head, "
+            "or repeat the keys and values: "
             f"k.repeat_interleave({h // max(g, 1)}, 1)"
         )

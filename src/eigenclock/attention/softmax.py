@@ -80,8 +80,8 @@ def attention(
     torch.Size([1, 8, 128, 64])
     """
     problem = build(
-        q, k, v, encoding, times=times, key_times=key_times, x=x, key_x=key_x, causal=causal, window=window, documents=documents, mask=mask, scale=scale,
-        want_lse=return_lse,
+        q, k, v, encoding, times=times, key_times=key_times, x=x, key_x=key_x, causal=causal, window=window,
+        documents=documents, mask=mask, scale=scale, want_lse=return_lse,
     )  # fmt: skip
     restore = None
     if encoding.clock.decreasing == "sort" and not problem.cross:
@@ -124,8 +124,8 @@ def explain(
       reference: yes
     """
     problem = build(
-        q, k, v, encoding, times=times, key_times=key_times, x=x, key_x=key_x, causal=causal, window=window, documents=documents, mask=mask, scale=scale,
-        want_lse=return_lse,
+        q, k, v, encoding, times=times, key_times=key_times, x=x, key_x=key_x, causal=causal, window=window,
+        documents=documents, mask=mask, scale=scale, want_lse=return_lse,
     )  # fmt: skip
     return _choose(problem, backend)
 

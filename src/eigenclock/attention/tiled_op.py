@@ -86,7 +86,8 @@ def _part(job: Job, rows: slice, heads: slice, keys: slice) -> Job:
         return of_head(of_row(x), 1)
 
     return replace(
-        job, workspace=Workspace(), q=job.q[rows, heads], k=job.k[rows, keys], v=job.v[rows, keys], query_times=both(job.query_times), key_times=both(job.key_times),
+        job, workspace=Workspace(), q=job.q[rows, heads], k=job.k[rows, keys], v=job.v[rows, keys],
+        query_times=both(job.query_times), key_times=both(job.key_times),
         rate=of_head(job.rate, 0), nilpotent=of_head(job.nilpotent, 0), slope=of_head(job.slope, 0) if h > 1 or g > 1 else job.slope,
         documents=of_row(job.documents), key_mask=of_row(job.key_mask), allowed=both(job.allowed),
     )  # fmt: skip
@@ -94,7 +95,8 @@ def _part(job: Job, rows: slice, heads: slice, keys: slice) -> Job:
 
 def _forward(
     plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
-    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
+    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None,
+    key_mask: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call; see Job for the shapes."""
     whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, documents, key_mask, allowed)
@@ -118,7 +120,8 @@ def _(plan, window, scale, order, paired, q, k, v, query_times, key_times, rate,
 
 def _backward(
     plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
-    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
+    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None,
+    key_mask: Tensor | None, allowed: Tensor | None,
     out: Tensor, lse: Tensor, g: Tensor, g_lse: Tensor | None, small: bool, clock: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients to q, k, v, query_times, key_times, rate, nilpotent and slope (empty tensors for those nobody asked for)."""
@@ -134,7 +137,8 @@ def _backward(
         torch.zeros(x.shape if x is not None and small else 0, dtype=whole.accumulate, device=q.device) for x in (rate, nilpotent, slope)
     ]
     for p in pieces:
-        one = engine.backward(p.job, g[p.rows, p.heads], out[p.rows, p.heads], lse[p.rows, p.heads], None if g_lse is None else g_lse[p.rows, p.heads],
+        one = engine.backward(p.job, g[p.rows, p.heads], out[p.rows, p.heads], lse[p.rows, p.heads],
+                              None if g_lse is None else g_lse[p.rows, p.heads],
                               small or (clock and slope is not None))  # fmt: skip
         dq[p.rows, p.heads] = one.q.to(q.dtype)
         for total, part in ((dk, one.k), (dv, one.v)):
@@ -228,7 +232,8 @@ def _clock_gradients(job: Job, grads: engine.Gradients) -> tuple[Tensor, Tensor]
 
 def tiled(
     plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
-    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
+    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None,
+    key_mask: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call, differentiable; see Job for the shapes."""
     arguments = plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed

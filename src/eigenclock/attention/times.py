@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def read_times(
-    clock: Clock, times: Any, key_times: Any, t: int, s: int, *, cross: bool, causal: bool, documents: Tensor | None, key_mask: Tensor | None,
+    clock: Clock, times: Any, key_times: Any, t: int, s: int, *, cross: bool, causal: bool, documents: Tensor | None,
+    key_mask: Tensor | None,
     x: Tensor | None, key_x: Tensor | None, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Query and key ticks, (B|1, H|1, T) and (B|1, H|1, S), float64 with a common origin.
@@ -61,7 +62,8 @@ def check_order(problem: "Problem") -> None:
     if steps.numel() and bool((steps < 0).any()):
         where = (steps < 0).nonzero()[0].tolist()
         raise ClockError(
-            f"got times that go back at token {where[-1] + 1} (row {where[0]}): by {-float(steps[tuple(where)]):.6g}; expected nondecreasing times, since "
+            f"got times that go back at token {where[-1] + 1} (row {where[0]}): by {-float(steps[tuple(where)]):.6g}; "
+            "expected nondecreasing times, since "
             f"{problem.encoding} decays with time: sort the tokens, or use a clock with decreasing='sort'"
         )
 

@@ -98,7 +98,8 @@ def check_precision(times: Tensor) -> None:
     if gaps.numel() == 0 or spacing > 0.01 * float(gaps.median()):
         typical = f"a median gap of {float(gaps.median()):.3g}" if gaps.numel() else "no two different times"
         raise ClockError(
-            f"got times in {str(times.dtype).removeprefix('torch.')} up to {top:.6g}, where neighbouring numbers are {spacing:.3g} apart, with {typical}: "
+            f"got times in {str(times.dtype).removeprefix('torch.')} up to {top:.6g}, where neighbouring numbers are {spacing:.3g} apart, "
+            f"with {typical}: "
             "the differences are already lost; give the original int64 or float64 times (the origin is subtracted exactly)"
         )
 

@@ -31,10 +31,12 @@ class Timestamps(Clock):
 
     def __init__(self, unit: str = "ns", per: str = "s", decreasing: str = "refuse"):
         super().__init__()
-        seconds(unit), seconds(per)  # refuses unknown units here, not in the first call
+        for name in (unit, per):
+            seconds(name)  # refuses an unknown unit here, not in the first call
         if decreasing not in ("refuse", "sort"):
             raise ConfigError(f"got decreasing={decreasing!r}; expected 'refuse' or 'sort'")
-        self.stamp_unit, self.unit, self.decreasing = unit, per, decreasing
+        self.stamp_unit, self.per, self.decreasing = unit, per, decreasing
+        self.unit = per
 
     def spec(self) -> dict[str, Any]:
         options: dict[str, Any] = {"name": "timestamps", "unit": self.stamp_unit, "per": self.unit}
@@ -53,9 +55,9 @@ class Timestamps(Clock):
     ) -> Reading:
         if times is None:
             raise ClockError("got no times; the Timestamps clock has no count of its own: pass times= of shape (T,), (B, T) or (B, H, T)")
-        ratio = seconds(self.stamp_unit) / seconds(self.unit)
+        ratio = seconds(self.stamp_unit) / seconds(self.per)
         if isinstance(times, np.ndarray) and times.dtype.kind == "M":
-            times, ratio = _from_datetime64(times, self.unit)
+            times, ratio = _from_datetime64(times, self.per)
         reading = exact_difference(torch.as_tensor(times, device=device), origin)
         return Reading(reading.ticks * float(ratio.numerator) / float(ratio.denominator), reading.origin)
 

@@ -53,6 +53,7 @@ def duration(value: "float | str", unit: str | None) -> float:
         )
     if unit is None:
         raise ConfigError(
-            f"got the duration {value!r} for a clock that counts steps; give a number of steps, or a clock with a unit such as Timestamps('ns')"
+            f"got the duration {value!r} for a clock that counts steps; "
+            "give a number of steps, or a clock with a unit such as Timestamps('ns')"
         )
     return float(number * seconds(match[2]) / seconds(unit))

@@ -21,6 +21,13 @@ class Encoding(nn.Module):
 
     ``a + b`` puts two encodings side by side on different channels, ``a * b`` both on the same channels (they must commute).
     ``str(enc)`` is a spec that :func:`eigenclock.encoding` reads back.
+
+    Raises: ShapeError, UnsupportedError or AxiomError where a sum or product does not fit together.
+
+    >>> import eigenclock as ec
+    >>> enc = ec.rope(64) * ec.alibi(64, heads=8)
+    >>> enc.form, enc.acts_on
+    (JordanForm('32R + 1Z2'), 'both')
     """
 
     head_dim: int
@@ -130,7 +137,7 @@ class _Pair(Encoding):
     def __init__(self, left: Encoding, right: Encoding):
         super().__init__()
         self.left, self.right = left, right
-        self.heads = _agree(left.heads, right.heads, "heads", 1)
+        self.heads = _agree(left.heads, right.heads, "heads", 1) or 1
         self.kv_heads = _agree(left.kv_heads, right.kv_heads, "kv_heads", None)
         specs = [left.clock.spec(), right.clock.spec()]
         plain_index = {"name": "index"}

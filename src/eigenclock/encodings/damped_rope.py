@@ -61,4 +61,4 @@ def damped_rope(
 
 
 def _content(values: Values, recipe: Recipe) -> Generator:
-    return DampedRotation(values["rate"], values["freq"], recipe.options.get("pairing", "interleaved"))
+    return DampedRotation(values["rate"], values["freq"], str(recipe.options.get("pairing", "interleaved")))

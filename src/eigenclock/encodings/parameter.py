@@ -36,7 +36,8 @@ class Parameter(nn.Module):
         if learned:
             if constraint == "positive" and bool((self.initial == 0).any()):
                 raise ConfigError(
-                    "got a learnable number that starts at 0; expected a start above 0 (it is learned on a log scale), or leave it out of learn="
+                    "got a learnable number that starts at 0; expected a start above 0 "
+                    "(it is learned on a log scale), or leave it out of learn="
                 )
             self.raw = nn.Parameter(self._start())
 
@@ -87,7 +88,8 @@ def as_numbers(value: Any, what: str) -> Tensor:
         raise ConfigError(f"got {what}={value!r}; expected a number, or numbers of shape (n,) or (heads, n)") from None
     if numbers.ndim > 2 or not bool(torch.isfinite(numbers).all()):
         raise ConfigError(
-            f"got {what} of shape {tuple(numbers.shape)}, finite: {bool(torch.isfinite(numbers).all())}; expected finite numbers of shape (), (n,) or (heads, n)"
+            f"got {what} of shape {tuple(numbers.shape)}, finite: {bool(torch.isfinite(numbers).all())}; "
+            "expected finite numbers of shape (), (n,) or (heads, n)"
         )
     return numbers
 

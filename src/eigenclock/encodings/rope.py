@@ -1,13 +1,13 @@
 """RoPE: each pair of channels turns with time."""
 
-from typing import Any
+from typing import Any, cast
 
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter, as_numbers
 from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn
 from eigenclock.errors import ConfigError, ShapeError
-from eigenclock.schedules import geometric
+from eigenclock.schedules import Schedule, geometric
 from eigenclock.theory import DirectSum, Generator, Rotation, Zero
 
 
@@ -61,18 +61,19 @@ def read_frequencies(theta: Numbers, freq: Numbers, pairs: int, rows: tuple[int,
     if theta is not None and freq is not None:
         raise ConfigError("got both theta and freq; expected one of them (freq_i = theta^(-i/pairs))")
     if callable(freq):
-        return fit_rows(freq(pairs).values, pairs, rows, "freq", expand)
+        schedule = cast(Schedule, freq)
+        return fit_rows(schedule(pairs).values, pairs, rows, "freq", expand)
     if freq is not None:
         numbers = as_numbers(freq, "freq")
         return fit_rows(numbers.reshape(1) if numbers.ndim == 0 else numbers, pairs, rows, "freq", expand)
     base = as_numbers(10000.0 if theta is None else theta, "theta")
     if base.ndim == 1 and base.numel() not in rows:
         raise ShapeError(f"got {base.numel()} values of theta; expected one, or one per head ({rows[0]})")
-    schedule = geometric(float(base)) if base.ndim == 0 else geometric(tuple(base.flatten().tolist()))
-    return fit_rows(schedule(pairs).values, pairs, rows, "theta", expand)
+    chosen = geometric(float(base)) if base.ndim == 0 else geometric(tuple(base.flatten().tolist()))
+    return fit_rows(chosen(pairs).values, pairs, rows, "theta", expand)
 
 
 def _content(values: Values, recipe: Recipe) -> Generator:
-    rotation = Rotation(values["freq"], recipe.options.get("pairing", "interleaved"))
+    rotation = Rotation(values["freq"], str(recipe.options.get("pairing", "interleaved")))
     rest = recipe.head_dim - rotation.dim
     return DirectSum((rotation, Zero(rest))) if rest else rotation

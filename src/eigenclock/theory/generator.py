@@ -41,6 +41,12 @@ class Generator(ABC):
         times ``t`` of at most one axis fewer: (T,), (B, 1, T), (B, H, T) all broadcast. Times with exactly as many axes as
         ``x`` are one clock per block.
     Units: times in the unit of the clock; rates and frequencies (radians) per that unit.
+
+    >>> import eigenclock as ec
+    >>> generator = ec.decay(2, rate=0.5).generator()
+    >>> generator.matrix()
+    tensor([[-0.5000,  0.0000],
+            [ 0.0000, -0.5000]], dtype=torch.float64)
     """
 
     @property

@@ -23,8 +23,8 @@ class Lift:
 
     >>> import torch
     >>> slope_half = Lift(Jordan(torch.zeros(1), order=2), torch.tensor([-0.5, 0.0]), torch.tensor([0.0, 1.0]))
-    >>> slope_half.bias(torch.tensor([0.0, 4.0]))
-    tensor([-0., -2.], dtype=torch.float64)
+    >>> slope_half.bias(torch.tensor([2.0, 4.0]))
+    tensor([-1., -2.], dtype=torch.float64)
     """
 
     generator: Generator

@@ -96,7 +96,7 @@ def staircase(query_times: Tensor, key_times: Tensor, leaf: int, reach: float = 
 
     >>> import torch
     >>> [(t.kind, t.query, t.key, t.queries, t.keys) for t in staircase(torch.tensor([2.0, 5.0]), torch.arange(4.0), 1)]
-    [('full', 0, 0, 1, 1), ('full', 0, 1, 1, 2), ('full', 1, 0, 1, 3), ('full', 1, 3, 1, 1)]
+    [('full', 0, 0, 1, 2), ('full', 0, 2, 1, 1), ('full', 1, 0, 1, 3), ('full', 1, 3, 1, 1)]
     """
     tq, tk = query_times.detach().double().cpu(), key_times.detach().double().cpu()
     n, m = tq.numel(), tk.numel()

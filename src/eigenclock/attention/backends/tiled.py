@@ -73,7 +73,8 @@ def _call(
     plan: str, window: int, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, **masks: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     return tiled(
-        plan, window, problem.scale, low.order, low.paired, low.q, low.k, v, query_times[..., None], key_times[..., None], low.rate, low.nilpotent, low.slope,
+        plan, window, problem.scale, low.order, low.paired, low.q, low.k, v, query_times[..., None], key_times[..., None],
+        low.rate, low.nilpotent, low.slope,
         masks.get("documents"), masks.get("key_mask"), masks.get("allowed"),
     )  # fmt: skip
 

@@ -14,7 +14,8 @@ from eigenclock.theory.split import Split, on_top
 class Product(Generator):
     """L = L_1 + L_2 with L_1 L_2 = L_2 L_1.
 
-    Raises: ShapeError where the widths differ; UnsupportedError where blocks overlap without matching; AxiomError where the two do not commute (their product is then no group).
+    Raises: ShapeError where the widths differ; UnsupportedError where blocks overlap without matching;
+        AxiomError where the two do not commute (their product is then no group).
 
     >>> import torch
     >>> from eigenclock.theory.generators import Decay, Rotation
@@ -40,7 +41,8 @@ class Product(Generator):
         gap, size = (a @ b - b @ a).abs().max().item(), (a.abs().max() * b.abs().max()).item()
         if gap > 1e-6 * size:
             raise AxiomError(
-                f"got two generators that do not commute (largest entry of AB - BA {gap:.2g}); expected commuting ones, whose product is one group: "
+                f"got two generators that do not commute (largest entry of AB - BA {gap:.2g}); "
+                "expected commuting ones, whose product is one group: "
                 "give both channels of a pair the same rate and both factors the same pairing, or put them side by side with '+'"
             )
 
@@ -62,7 +64,8 @@ class Product(Generator):
             cell = Block(channels, any(b.decays for b in group), any(b.turns for b in group), max(b.order for b in group))
             if len(channels) != cell.jordan.dim:
                 raise UnsupportedError(
-                    f"got blocks that overlap without matching on channels {channels}; expected both factors to cut the channels into the same blocks "
+                    f"got blocks that overlap without matching on channels {channels}; "
+                    "expected both factors to cut the channels into the same blocks "
                     "(one pairing, chains of one shape)"
                 )
             cells.append(cell)

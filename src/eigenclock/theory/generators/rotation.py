@@ -52,9 +52,8 @@ class Rotation(Generator):
     Source: Su et al. (RoFormer), 2104.09864, eq. 15.
 
     >>> import torch, math
-    >>> Rotation(torch.tensor([math.pi / 2])).matrix(1.0).round()
-    tensor([[0., 1.],
-            [-1., 0.]], dtype=torch.float64)
+    >>> float(Rotation(torch.tensor([math.pi / 2])).matrix(1.0)[0, 1])
+    1.0
     """
 
     freq: Float[Tensor, "*heads n"]
