@@ -409,7 +409,7 @@ class BadEncoding(Recipe):
     """Damped RoPE with one thing wrong."""
 
     def __init__(self, fault: str = "", clock: Clock | None = None, name: str = "damped_rope"):
-        parameters = {"freq": Parameter(t(1.0, 0.1)), "rate": Parameter(t([0.2, 0.2]), learned=True)}
+        parameters = {"freq": Parameter(t(1.0, 0.1)), "rate": Parameter(t(0.2, 0.2), learned=True)}
         if fault == "buffer":
             parameters = {"freq": Buffered(t(1.0, 0.1)), "rate": parameters["rate"]}
         options = {"freq": [1.0, 0.1], "rate": [0.2, 0.2], "learn": ["rate"]}

@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
+from eigenclock.attention.rotate import make_table, rotate
 from eigenclock.bench import BENCHES
 from eigenclock.bench.case import DTYPES
 from eigenclock.bench.cases import bias, importing, memory, rotation
 from eigenclock.bench.process import peak_growth, python
 from eigenclock.errors import EigenclockError
+from eigenclock.theory.split import Turn
 
 TINY = 1 / 64
 with pytest.MonkeyPatch.context() as _patch:  # another package that takes long to import
@@ -72,7 +74,8 @@ def rotated(pairing):
     q, k = torch.randn(2, 1, rotation.HEADS, 32, rotation.WIDTH)
     times = torch.arange(32, dtype=torch.float64)[None, None]
     freq = rotation.frequencies()
-    return q, k, times, freq, rotation.turned(q, k, times, freq, pairing)
+    table = make_table(times, Turn(0, freq, pairing), q.dtype)
+    return q, k, times, freq, (rotate(q, table), rotate(k, table))
 
 
 def test_half_pairs_equal_the_written_out_formula():

@@ -51,7 +51,7 @@ def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
         )
         if clamp:
             exponent = exponent.clamp_(-EXPONENT_BOUND, EXPONENT_BOUND)
-        elif tile.kind != "causal" and lag.dtype == torch.float32:
+        elif tile.kind in ("full", "flip") and lag.dtype == torch.float32:
             exponent = exponent.clamp_min_(-FACTOR_FLOOR)
         factor = exponent.exp_()
     return Side(take(x, start, length, tile), lag, factor, is_query)

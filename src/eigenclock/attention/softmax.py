@@ -74,6 +74,7 @@ def attention(
     Source: tiles and references after Sun et al. (RetNet), 2307.08621, and Yang et al. (GLA), 2312.06635; log-sum-exp merging after
         Dao et al. (FlashAttention), 2205.14135.
 
+    >>> import torch
     >>> import eigenclock as ec
     >>> q = torch.randn(1, 8, 128, 64)
     >>> ec.attention(q, q, q, ec.rope(64) * ec.alibi(64, heads=8)).shape
@@ -115,6 +116,7 @@ def explain(
 
     Raises: as :func:`attention`.
 
+    >>> import torch
     >>> import eigenclock as ec
     >>> q = torch.randn(1, 1, 8, 4)
     >>> print(ec.explain(q, q, q, ec.damped_rope(4, half_life=16)))

@@ -52,7 +52,7 @@ class Rotation(Generator):
     Source: Su et al. (RoFormer), 2104.09864, eq. 15.
 
     >>> import torch, math
-    >>> float(Rotation(torch.tensor([math.pi / 2])).matrix(1.0)[0, 1])
+    >>> round(float(Rotation(torch.tensor([math.pi / 2])).matrix(1.0)[0, 1]), 6)
     1.0
     """
 
