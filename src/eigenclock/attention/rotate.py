@@ -79,8 +79,8 @@ class _Rotate(torch.autograd.Function):
         return dx, d_angle, None, None, None, None
 
 
-ROWS = 2048
-"""Rows of one head handled at a time where float32 copies are needed: the buffers stay in cache."""
+ROWS = 256
+"""Rows of all heads that are turned at a time on halves: what is written is read again while it is in cache."""
 
 
 def _turn(x: Tensor, turning: Tensor, start: int, width: int, pairing: str) -> Tensor:
@@ -95,16 +95,20 @@ def _turn(x: Tensor, turning: Tensor, start: int, width: int, pairing: str) -> T
 
 
 def _turn_pairs(x: Tensor, turning: Tensor, out: Tensor) -> None:
-    """Interleaved pairs are complex numbers already: one multiplication, in place where dtype and strides allow, else head by head."""
-    n = x.shape[-1] // 2
-    if x.dtype == working_dtype(x) and all(_is_complex(z) for z in (x, out)):
-        torch.mul(torch.view_as_complex(x.unflatten(-1, (n, 2))), turning, out=torch.view_as_complex(out.unflatten(-1, (n, 2))))
-        return
-    buffer = torch.empty(x.shape[0], x.shape[2], n, 2, dtype=working_dtype(x), device=x.device)
-    for h in range(x.shape[1]):
-        buffer.copy_(x[:, h].unflatten(-1, (n, 2)))
-        torch.view_as_complex(buffer).mul_(turning[:, h if turning.shape[1] > 1 else 0])
-        out[:, h].unflatten(-1, (n, 2)).copy_(buffer)
+    """Interleaved pairs are complex numbers already: one multiplication, in place where dtype and strides allow."""
+    n, work = x.shape[-1] // 2, working_dtype(x)
+    direct = x.dtype == work and _is_complex(x) and _is_complex(out)
+    rows = max(1, min(ROWS, x.shape[2]))
+    buffer = None if direct else torch.empty(*x.shape[:2], rows, n, 2, dtype=work, device=x.device)
+    for low in range(0, x.shape[2], rows):
+        block = slice(low, low + rows)
+        part, result, table = x[:, :, block].unflatten(-1, (n, 2)), out[:, :, block].unflatten(-1, (n, 2)), turning[:, :, block]
+        if buffer is None:
+            torch.mul(torch.view_as_complex(part), table, out=torch.view_as_complex(result))
+            continue
+        turned = buffer[:, :, : part.shape[2]]
+        torch.view_as_complex(turned.copy_(part)).mul_(table)
+        result.copy_(turned)
 
 
 def _is_complex(x: Tensor) -> bool:
@@ -116,19 +120,17 @@ def _turn_halves(x: Tensor, turning: Tensor, out: Tensor) -> None:
     """(a, b) -> (a, b) cos + (-b, a) sin on halves, a block of rows at a time."""
     work, n = working_dtype(x), x.shape[-1] // 2
     parts = torch.view_as_real(turning)
-    cos, sin = parts[..., 0].repeat(1, 1, 1, 2), torch.cat([-parts[..., 1], parts[..., 1]], -1)
+    cos, sin = parts[..., 0].repeat(1, 1, 1, 2), parts[..., 1].contiguous()
     rows = max(1, min(ROWS, x.shape[2]))
-    straight, swapped = (torch.empty(x.shape[0], rows, 2 * n, dtype=work, device=x.device) for _ in range(2))
-    for h in range(x.shape[1]):
-        row = h if turning.shape[1] > 1 else 0
-        for low in range(0, x.shape[2], rows):
-            block = slice(low, low + rows)
-            part, target = x[:, h, block], out[:, h, block]
-            size = part.shape[1]
-            swap, result = swapped[:, :size], target if x.dtype == work else straight[:, :size]
-            swap[..., :n].copy_(part[..., n:])
-            swap[..., n:].copy_(part[..., :n])
-            torch.mul(part, cos[:, row, block], out=result) if x.dtype == work else result.copy_(part).mul_(cos[:, row, block])
-            result.addcmul_(swap, sin[:, row, block])
-            if result is not target:
-                target.copy_(result)
+    given, turned = (torch.empty(*x.shape[:2], rows, 2 * n, dtype=work, device=x.device) if x.dtype != work else None for _ in range(2))
+    for low in range(0, x.shape[2], rows):
+        block = slice(low, low + rows)
+        part, result = x[:, :, block], out[:, :, block]
+        if given is not None and turned is not None:
+            size = part.shape[2]
+            part, result = given[:, :, :size].copy_(part), turned[:, :, :size]
+        torch.mul(part, cos[:, :, block], out=result)
+        result[..., :n].addcmul_(part[..., n:], sin[:, :, block], value=-1)
+        result[..., n:].addcmul_(part[..., :n], sin[:, :, block])
+        if turned is not None:
+            out[:, :, block].copy_(result)

@@ -70,7 +70,8 @@ def attention(
     Units: times in the unit of the clock.
     Raises: ShapeError, ClockError, GrowthError (a decay without ``causal``), UnsupportedError, UnknownNameError.
     Stability: see ``theory/tiles.py``. Below float64, weights proven to be under e^-30 of their row's sum are dropped; in 16 bits,
-        gradients of learned clocks carry the rounding of dq and dk (a few percent for fast rates): give float32 q and k to train a clock precisely. Double backward, vmap and dropout are not supported.
+        gradients of learned clocks carry the rounding of dq and dk (a few percent for fast rates): give float32 q and
+        k to train a clock precisely. Double backward, vmap and dropout are not supported.
     Source: tiles and references after Sun et al. (RetNet), 2307.08621, and Yang et al. (GLA), 2312.06635; log-sum-exp merging after
         Dao et al. (FlashAttention), 2205.14135.
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from eigenclock.errors import ClockError, ShapeError
+from eigenclock.errors import ClockError, ConfigError, ShapeError
 
 
 class Reading(NamedTuple):
@@ -53,6 +53,13 @@ class Clock(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{k}={v!r}" for k, v in self.spec().items() if k != "name")
+
+
+def check_decreasing(choice: str) -> str:
+    """Refuse an unknown choice of what to do where times go back."""
+    if choice not in ("refuse", "sort"):
+        raise ConfigError(f"got decreasing={choice!r}; expected 'refuse' or 'sort'")
+    return choice
 
 
 def check_rank(ticks: Tensor) -> None:

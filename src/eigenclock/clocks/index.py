@@ -5,18 +5,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.clocks.clock import Clock, Reading, exact_difference
+from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_difference
 from eigenclock.errors import ShapeError
 
 
 class Index(Clock):
     """Positions as time: token i has time i, or the time given for it (integers or floats, in steps).
 
+    ``decreasing`` says what happens where given times go back and the law needs order: "refuse" (default) or "sort", which is stable
+    and gives results back in the order of the input.
     With a key padding mask and no times given, only real tokens are counted: padding on the left or in between stops the clock.
 
     >>> Index()(length=3).ticks
     tensor([0., 1., 2.], dtype=torch.float64)
     """
+
+    def __init__(self, decreasing: str = "refuse"):
+        super().__init__()
+        self.decreasing = check_decreasing(decreasing)
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": "index"} | ({"decreasing": self.decreasing} if self.decreasing != "refuse" else {})
 
     def forward(
         self,

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eigenclock.clocks.clock import Clock, Reading, exact_difference
+from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_difference
 from eigenclock.clocks.units import seconds
-from eigenclock.errors import ClockError, ConfigError
+from eigenclock.errors import ClockError
 
 
 class Timestamps(Clock):
@@ -33,9 +33,7 @@ class Timestamps(Clock):
         super().__init__()
         for name in (unit, per):
             seconds(name)  # refuses an unknown unit here, not in the first call
-        if decreasing not in ("refuse", "sort"):
-            raise ConfigError(f"got decreasing={decreasing!r}; expected 'refuse' or 'sort'")
-        self.stamp_unit, self.per, self.decreasing = unit, per, decreasing
+        self.stamp_unit, self.per, self.decreasing = unit, per, check_decreasing(decreasing)
         self.unit = per
 
     def spec(self) -> dict[str, Any]:
