@@ -47,7 +47,7 @@ def alibi(
         heads,
         kv_heads,
         clock,
-        {k: v for k, v in options.items() if v is not None},
+        options,
         {"slope": Parameter(values, "slope" in chosen)},
         no_content,
         _lift,

@@ -104,7 +104,8 @@ class Recipe(Encoding):
         _check_sizes(head_dim, heads, kv_heads)
         self.name, self.head_dim, self.heads, self.kv_heads = name, head_dim, heads, kv_heads
         self.clock = clock_or_index(clock)
-        self.options = {key: plain(value) if not callable(value) else value for key, value in options.items()}
+        given = {key: value for key, value in options.items() if value is not None}
+        self.options = {key: value if callable(value) else plain(value) for key, value in given.items()}
         self.values = nn.ModuleDict(parameters)
         self._content, self._lift = content, lift
 

@@ -55,9 +55,7 @@ def damped_rope(
     if pairing != "interleaved":
         options["pairing"] = pairing
     parameters = {"freq": Parameter(frequencies, "freq" in chosen), "rate": Parameter(rates, "rate" in chosen)}
-    return Recipe(
-        "damped_rope", head_dim, heads, kv_heads, clock, {k: v for k, v in options.items() if v is not None}, parameters, _content
-    )
+    return Recipe("damped_rope", head_dim, heads, kv_heads, clock, options, parameters, _content)
 
 
 def _content(values: Values, recipe: Recipe) -> Generator:

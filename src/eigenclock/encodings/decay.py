@@ -50,7 +50,7 @@ def decay(
         heads,
         kv_heads,
         clock,
-        {k: v for k, v in options.items() if v is not None},
+        options,
         {"rate": Parameter(values, learned)},
         _content,
     )

@@ -46,7 +46,7 @@ def decay_bias(
         heads,
         kv_heads,
         clock,
-        {k: v for k, v in options.items() if v is not None},
+        options,
         {"rate": Parameter(values, "rate" in chosen)},
         no_content,
         _lift,

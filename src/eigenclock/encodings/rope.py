@@ -53,7 +53,7 @@ def rope(
         options["pairing"] = pairing
     Rotation(frequencies, pairing)  # refuses an unknown pairing here
     parameters = {"freq": Parameter(frequencies, "freq" in chosen)}
-    return Recipe("rope", head_dim, heads, kv_heads, clock, {k: v for k, v in options.items() if v is not None}, parameters, _content)
+    return Recipe("rope", head_dim, heads, kv_heads, clock, options, parameters, _content)
 
 
 def read_frequencies(theta: Numbers, freq: Numbers, pairs: int, rows: tuple[int, ...], expand: bool) -> Any:
