@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eigenclock.attention.job import Job, take
+from eigenclock.attention.job import Job, Workspace, take
 from eigenclock.theory.tiles import EXPONENT_BOUND, FACTOR_FLOOR, Tile
 
 
@@ -91,24 +91,26 @@ def apply(job: Job, s: Side, dtype: torch.dtype) -> Tensor:
     # Off the diagonal the factor is <= 1 and may be rounded to 16 bits; a leaf's factor needs the exponent range of float32.
     factor = s.factor.to(x.dtype) if dtype == x.dtype else s.factor
     x = x.permute(0, 2, 3, 1, 4, 5)
-    for part, wide in _columns(factor.permute(0, 2, 3, 1, 4, 5), width, job.paired):
+    for part, wide in _columns(job, factor.permute(0, 2, 3, 1, 4, 5), width):
         torch.mul(x[..., part], wide, out=out[..., part])
     return out.flatten(0, 2)
 
 
-def _columns(factor: Tensor, width: int, paired: bool) -> list[tuple[slice, Tensor]]:
+def _columns(job: Job, factor: Tensor, width: int) -> list[tuple[slice, Tensor]]:
     """Runs of channels and the factor of each: few wide products, since broadcasting inside the width is slow."""
     columns = factor.shape[-1]
-    if paired:
-        return [(slice(0, width), _twice(factor))]
+    if job.paired:
+        return [(slice(0, width), _twice(factor, job.workspace))]
     return [(slice(start, start + columns), factor) for start in range(0, width, columns)] if columns > 1 else [(slice(0, width), factor)]
 
 
-def _twice(factor: Tensor) -> Tensor:
+def _twice(factor: Tensor, workspace: Workspace) -> Tensor:
     """Each factor written twice, side by side, without the slow strided copies of ``repeat_interleave``."""
     if factor.element_size() == 2:  # a positive float is a positive integer, and times 2^16 + 1 it repeats itself
         return factor.view(torch.int16).to(torch.int32).mul_((1 << 16) + 1).view(factor.dtype)
-    return torch.view_as_real(torch.complex(factor, factor)).flatten(-2)
+    kind = torch.complex128 if factor.dtype == torch.float64 else torch.complex64
+    pairs = torch.complex(factor, factor, out=workspace.take("factor twice", tuple(factor.shape), kind, factor.device))
+    return torch.view_as_real(pairs).flatten(-2)
 
 
 def pull_back(job: Job, s: Side, d: Tensor, total: Tensor, fresh: bool) -> None:
@@ -122,7 +124,7 @@ def pull_back(job: Job, s: Side, d: Tensor, total: Tensor, fresh: bool) -> None:
         total.copy_(d) if fresh else total.add_(d)
         return
     d = d.to(total.dtype)
-    for part, wide in _columns(s.factor, d.shape[-1], job.paired):
+    for part, wide in _columns(job, s.factor, d.shape[-1]):
         if fresh:
             torch.mul(d[..., part], wide, out=total[..., part])
         else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention import engine
-from eigenclock.attention.job import Job, Workspace
+from eigenclock.attention.job import Job
 from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Tile, square, staircase
 
 PIECES = 2
@@ -86,7 +86,7 @@ def _part(job: Job, rows: slice, heads: slice, keys: slice) -> Job:
         return of_head(of_row(x), 1)
 
     return replace(
-        job, workspace=Workspace(), q=job.q[rows, heads], k=job.k[rows, keys], v=job.v[rows, keys],
+        job, q=job.q[rows, heads], k=job.k[rows, keys], v=job.v[rows, keys],
         query_times=both(job.query_times), key_times=both(job.key_times),
         rate=of_head(job.rate, 0), nilpotent=of_head(job.nilpotent, 0), slope=of_head(job.slope, 0) if h > 1 or g > 1 else job.slope,
         documents=of_row(job.documents), key_mask=of_row(job.key_mask), allowed=both(job.allowed),
