@@ -70,3 +70,21 @@ def test_sorting_clock(name, backend):
     g = torch.randn_like(out)
     for a, b in zip(torch.autograd.grad(out, (q, k, v), g), torch.autograd.grad(expected, (q, k, v), g[:, :, order]), strict=True):
         close("gradient", a, b, 1e-10)
+
+
+@pytest.mark.parametrize("encoding", [ec.damped_rope(8, heads=4, half_life=5.0), ec.alibi(8, heads=4)], ids=str)
+def test_times_of_padding(encoding):
+    """Padding with times in order equals the oracle in every row; with any times at all the real rows stay the same."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 60, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+    mask = torch.rand(2, 60, generator=generator) < 0.7
+    mask[:, 0] = False
+    times = torch.rand(2, 60, generator=generator, dtype=torch.float64).cumsum(1)
+    want = ec.attention(q, k, v, encoding, times=times, mask=mask, backend="reference")
+    got = ec.attention(q, k, v, encoding, times=times, mask=mask)
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+    wild = torch.where(mask, times, 1e6 * (torch.rand(2, 60, generator=generator, dtype=torch.float64) - 0.5))
+    moved = ec.attention(q, k, v, encoding, times=wild, mask=mask)
+    real = mask[:, None, :, None]
+    torch.testing.assert_close(moved * real, want * real, rtol=1e-8, atol=1e-9)  # float64 times near 5e5 are 6e-11 apart
+    assert bool(torch.isfinite(moved).all())
