@@ -32,12 +32,11 @@ class _Prepared:
     rows: Tensor | None  # (B|1, X|1, outer, count, L) rows that count, None for all
     row_term: Tensor | None  # what the key term left out of the logits of each row, (B|1, H, outer, count, L)
     pad: int  # rows put in front of a flipped tile so that it is a causal square
+    kind: str
 
     @property
     def causal(self) -> bool:
         return self.kind in ("causal", "flip")
-
-    kind: str = "full"
 
 
 def hot_leaves(job: Job, tile: Tile) -> Tensor | None:

@@ -46,6 +46,10 @@ class Problem:
         """Lifts that are no linear bias: their coordinates are appended to queries and keys."""
         return tuple(lift for lift in self.lifts if lift.slope is None)
 
+    def learns_in_16_bits(self, *tensors: Tensor) -> bool:
+        """Whether one of the tensors gets a gradient from 16-bit queries: sums over time then need care."""
+        return self.q.dtype in (torch.float16, torch.bfloat16) and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
     @property
     def two_sided(self) -> bool:
         return self.encoding.sides == 2 and not self.causal

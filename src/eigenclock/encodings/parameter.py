@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from eigenclock.errors import ConfigError
 from eigenclock.schedules.spectrum import exact
 
-CONSTRAINTS = ("positive", "real")
-
 
 class Parameter(nn.Module):
     """One set of numbers (rates, frequencies or slopes), fixed or learned, always handed out in float64.

@@ -11,7 +11,6 @@ from eigenclock.errors import ConfigError, GrowthError, ShapeError
 from eigenclock.registry import nearest
 from eigenclock.schedules import half_lives
 
-Number = float | int | str
 Numbers = Any  # a number, a duration string, (lo, hi), a sequence, an array or a tensor
 
 

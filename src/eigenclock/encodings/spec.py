@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from eigenclock.clocks import CLOCKS, Clock
+from eigenclock.clocks import CLOCKS
 from eigenclock.encodings.base import Encoding
 from eigenclock.errors import ConfigError, EigenclockError
 from eigenclock.registry import lookup, nearest
@@ -178,4 +178,4 @@ def schedule_spec(schedule: Any) -> dict[str, Any]:
     return {"name": name} | {f.name: getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
 
 
-__all__ = ["Clock", "encoding", "from_text", "schedule_spec", "to_text"]
+__all__ = ["encoding", "from_text", "schedule_spec", "to_text"]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eigenclock.attention import ops
 from eigenclock.attention.capability import Backend
 from eigenclock.attention.lower import lower
 from eigenclock.attention.masks import dense_visible
@@ -30,11 +31,7 @@ def _refuses(problem: Problem) -> str | None:
         return "a lift other than a linear bias needs tiles"
     if problem.two_sided and problem.slope is not None:
         return "a two-sided bias is two one-sided ones"
-    if (
-        problem.q.dtype in (torch.float16, torch.bfloat16)
-        and torch.is_grad_enabled()
-        and any(turn.freq.requires_grad for turn in split.turns)
-    ):
+    if problem.learns_in_16_bits(*(turn.freq for turn in split.turns)):
         return "gradients of frequencies need float32, which tiles take"
     if torch.compiler.is_compiling() and problem.key_mask is not None:
         return "whether this PyTorch takes padding beside causality is not asked while a graph is traced"
@@ -54,11 +51,7 @@ def _refuses_bias(problem: Problem, small: bool) -> str | None:
         return "the size of the bias is not known while a graph is traced"
     if problem.q.device.type != "cpu":
         return "away from the CPU a bias would have to be rounded to the dtype of the queries"
-    if (
-        problem.q.dtype in (torch.float16, torch.bfloat16)
-        and torch.is_grad_enabled()
-        and (slope.requires_grad or problem.key_times.requires_grad)
-    ):
+    if problem.learns_in_16_bits(slope, problem.key_times):
         return "gradients of slopes and times are summed per tile in 16 bits"
     if not small and problem.allowed is not None:
         return "a bias beside a dense mask would need a T x T tensor per head"
@@ -127,7 +120,7 @@ def _additive(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> T
     """Mask and key term as the additive mask the kernel reads: float64 for float64, float32 for the rest (it misreads others)."""
     if bias is None and mask is None:
         return None
-    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    kind = ops.bias_dtype(dtype)
     if bias is None:
         assert mask is not None
         if mask.device.type != "cpu":

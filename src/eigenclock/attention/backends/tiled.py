@@ -26,11 +26,7 @@ def _refuses(problem: Problem) -> str | None:
 
 def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     dtype, width = problem.q.dtype, problem.v.shape[-1]
-    if (
-        dtype in (torch.float16, torch.bfloat16)
-        and torch.is_grad_enabled()
-        and any(turn.freq.requires_grad for turn in problem.split.turns)
-    ):
+    if problem.learns_in_16_bits(*(turn.freq for turn in problem.split.turns)):
         # The gradient of a frequency sums time * (gradient of the angle): 16-bit gradients would drown it.
         problem = replace(problem, q=problem.q.float(), k=problem.k.float(), v=problem.v.float())
     low = lower(problem)
