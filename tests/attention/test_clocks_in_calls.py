@@ -50,6 +50,68 @@ def test_durations_as_windows(name, backend):
     close("output", out, z.softmax(-1) @ v, 1e-10)
 
 
+CLOCK = ec.Timestamps("s", per="min")
+ENCODED = {
+    "rope": lambda: ec.rope(D, clock=CLOCK),
+    "damped_rope": lambda: ec.damped_rope(D, half_life="2min", clock=CLOCK, learn=("rate",)),
+    "alibi": lambda: ec.alibi(D, heads=H, clock=CLOCK, learn=("slope",)),
+}
+
+
+def stamps(*shape: int, seed: int = 0, every: float = 10.0) -> Tensor:
+    """Seconds in order, with ties."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 2 * every).cumsum(-1).round().long() + 1_700_000_000
+
+
+def padded(length: int) -> Tensor:
+    mask = torch.ones(B, length, dtype=torch.bool)
+    mask[0, :30] = mask[1, 50:70] = False
+    return mask
+
+
+SPANS: dict[str, Any] = {
+    "one clock": lambda: (300, 300, {"times": stamps(300)}),
+    "regular": lambda: (512, 512, {"times": torch.arange(512)}),
+    "per row": lambda: (300, 300, {"times": stamps(B, 300)}),
+    "per head": lambda: (300, 300, {"times": stamps(1, H, 300)}),
+    "bursts": lambda: (300, 300, {"times": torch.cat([stamps(100), stamps(100, every=0.02) + 2000, stamps(100) + 4000])}),
+    "longer than the row": lambda: (200, 200, {"times": stamps(200, every=0.1)}),
+    "documents and padding": lambda: (
+        300,
+        300,
+        {"times": stamps(B, 300), "documents": torch.arange(300) // 130, "mask": padded(300)},
+    ),
+    "cross": lambda: (300, 260, {"times": stamps(B, 300), "key_times": stamps(260, seed=1)}),
+    "cross, padding, unsorted": lambda: (
+        200,
+        260,
+        {"times": stamps(200).flip(-1), "key_times": stamps(B, 260, seed=1).flip(-1), "mask": padded(260)},
+    ),
+    "one query, long cache": lambda: (1, 700, {"times": stamps(700)[-1:], "key_times": stamps(700)}),
+}
+
+
+@pytest.mark.parametrize("way", SPANS)
+@pytest.mark.parametrize("name", ENCODED)
+def test_durations_as_windows_on_tiles(name, way):
+    """Tiles are cut along a window in time: the oracle's output and gradients, padded rows included."""
+    enc = ENCODED[name]()
+    torch.manual_seed(2)
+    queries, keys, keywords = SPANS[way]()
+    q = torch.randn(B, H, queries, D, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(B, H, keys, D, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    z = ec.scores(q, k, enc, window="5min", **keywords)
+    dead = (z == -torch.inf).all(-1, keepdim=True)
+    expected = z.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0) @ v
+    out = ec.attention(q, k, v, enc, window="5min", backend="tiled", **keywords)
+    close("output", out, expected, 1e-10)
+    g = torch.randn_like(out)
+    wanted = (q, k, v, *enc.parameters())
+    for a, b in zip(torch.autograd.grad(out, wanted, g), torch.autograd.grad(expected, wanted, g), strict=True):
+        close("gradient", a, b, 1e-8)
+
+
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "reference"])
 @pytest.mark.parametrize("name", ["rope", "damped_rope", "alibi"])
 def test_sorting_clock(name, backend):

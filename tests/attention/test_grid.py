@@ -47,6 +47,7 @@ ENCODED: dict[str, tuple[Callable[[int], ec.Encoding], bool]] = {
     ),
     "two_sided(decay)": (lambda kv: ec.two_sided(ec.decay(D, half_life=6.0)), False),
     "two_sided(damped_rope)": (lambda kv: ec.two_sided(ec.damped_rope(D, half_life=6.0)), False),
+    "two_sided(alibi)": (lambda kv: ec.two_sided(ec.alibi(D, heads=H, learn=("slope",))), False),
 }
 for _name in ENCODINGS:
     if not any(_name in row for row in ENCODED):
@@ -115,6 +116,9 @@ WAYS: dict[str, Way] = {
     "documents per row, long": Way(
         lambda: {"documents": documents(300, True), "times": irregular(300)}, queries=300, learn_times=("times",)
     ),
+    "documents per row, not causal, long": Way(
+        lambda: {"documents": documents(300, True), "mask": padding(300, "interior"), "causal": False}, queries=300, needs_causal=False
+    ),
     "documents per row, not causal": Way(lambda: {"documents": documents(45, True), "causal": False}, needs_causal=False),
     "left padding": Way(lambda: {"mask": padding(45, "left")}),
     "right padding": Way(lambda: {"mask": padding(45, "right")}),
@@ -143,6 +147,23 @@ WAYS: dict[str, Way] = {
         needs_causal=False,
         learn_times=("times", "key_times"),
     ),
+    "cross, not causal, ties and padding": Way(
+        lambda: {
+            "times": torch.arange(170) // 2,
+            "key_times": torch.arange(140) // 3,
+            "mask": padding(140, "interior"),
+            "causal": False,
+        },
+        170,
+        140,
+        needs_causal=False,
+    ),
+    "cross, not causal, long, unsorted": Way(
+        lambda: {"times": irregular(B, 170, seed=1).flip(-1), "key_times": irregular(B, 140, seed=2).flip(-1), "causal": False},
+        170,
+        140,
+        needs_causal=False,
+    ),
     "cross, no keys": Way(lambda: {"times": torch.arange(4), "key_times": torch.arange(0)}, 4, 0),
     "one query, long cache": Way(queries=1, keys=300),
     "three queries, long cache": Way(queries=3, keys=300),
@@ -150,6 +171,19 @@ WAYS: dict[str, Way] = {
         lambda: {"times": irregular(300)[-3:], "key_times": irregular(300)}, 3, 300, learn_times=("times", "key_times")
     ),
     "cache, window": Way(lambda: {"window": 50}, queries=3, keys=300),
+    "cross, window and padding": Way(
+        lambda: {
+            "window": 30,
+            "times": irregular(B, 170, seed=1),
+            "key_times": irregular(B, 140, seed=2),
+            "mask": padding(140, "interior"),
+        },
+        170,
+        140,
+    ),
+    "cross, window, unsorted": Way(
+        lambda: {"window": 40, "times": irregular(170, seed=1).flip(-1), "key_times": irregular(140, seed=2).flip(-1)}, 170, 140
+    ),
     "cache, left padding, grouped": Way(lambda: {"mask": padding(300, "left")}, queries=3, keys=300, kv_heads=2),
     "ties": Way(lambda: {"times": irregular(45, ties=True)}, learn_times=("times",)),
     "all times equal": Way(lambda: {"times": torch.full((45,), 7)}),

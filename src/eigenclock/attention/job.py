@@ -31,8 +31,9 @@ class Job:
     q (B, H, T, D), k and v (B, G, S, D), equal widths. query_times and key_times (B|1, H|1, T, W) float64, nondecreasing, W one clock
     or one per column of rate. rate (heads, R) >= 0 with R dividing D: channel c decays
     with column c % R, or, where ``paired``, with column c // 2. nilpotent (heads, D, D).
-    slope (H,): the logit gets -slope (t - s). documents (B|1, T): run numbers. key_mask (B|1, S) and allowed (B|1, H|1, T|1, S): True
-    may attend. ``tiles`` is the plan; ``leaf`` the index of its leaf size in LEAVES.
+    slope (H,): the logit gets -slope (t - s). documents (B|1, T) and key_documents (B|1, S): run numbers in order. key_mask (B|1, S)
+    and allowed (B|1, H|1, T|1, S): True may attend. first and last (B|1, H|1, T): the keys each query sees are first <= j < last.
+    ``tiles`` is the plan; ``leaf`` the index of its leaf size in LEAVES.
     """
 
     q: Tensor
@@ -48,8 +49,11 @@ class Job:
     order: int = 1
     slope: Tensor | None = None
     documents: Tensor | None = None
+    key_documents: Tensor | None = None
     key_mask: Tensor | None = None
     allowed: Tensor | None = None
+    first: Tensor | None = None
+    last: Tensor | None = None
     leaf: int = 0
     query_norms: Tensor | None = None  # (B, H, T): |scale| |q|, where rows and keys that cannot count may be dropped
     key_norms: Tensor | None = None  # (B, H, S): |k|
@@ -80,8 +84,13 @@ class Job:
             part = part.expand(batch, *part.shape[1:]).permute(0, 2, 3, 1, *range(4, part.ndim))
             return part.flatten(0, 2)[chosen]
 
-        def pick_rows(x: Tensor | None) -> Tensor | None:
-            return None if x is None else pick(x.unsqueeze(1), tile.key).squeeze(1)
+        def pick_rows(x: Tensor | None, start: int) -> Tensor | None:
+            return None if x is None else pick(x.unsqueeze(1), start).squeeze(1)
+
+        key = tile.keys_from(chosen.device).flatten().repeat(batch)[chosen, None, None]
+
+        def pick_end(x: Tensor | None) -> Tensor | None:
+            return None if x is None else pick(x, tile.query) - key
 
         allowed = self.allowed
         if allowed is not None:
@@ -93,7 +102,8 @@ class Job:
             q=pick(self.q, tile.query), k=pick(self.k, tile.key), v=pick(self.v, tile.key),
             query_times=pick(self.query_times, tile.query), key_times=pick(self.key_times, tile.key),
             query_norms=None, key_norms=None, workspace=Workspace(),
-            documents=pick_rows(self.documents), key_mask=pick_rows(self.key_mask), allowed=allowed,
+            documents=pick_rows(self.documents, tile.query), key_documents=pick_rows(self.key_documents, tile.key),
+            key_mask=pick_rows(self.key_mask, tile.key), allowed=allowed, first=pick_end(self.first), last=pick_end(self.last),
             tiles=tuple(square(tile.queries, LEAVES[self.leaf + 1])), leaf=self.leaf + 1,
         )  # fmt: skip
 

@@ -53,7 +53,7 @@ def attention(
     """Softmax attention: out_t = sum_s softmax_s(scale * q_t^T exp((t - s) L) k_s + bias(t - s)) v_s.
 
     Exact and differentiable in q, k, v, the times and every learned number of the encoding; no T x S tensor unless a mask of that
-    size or a window in time is given.
+    size is given.
 
     Args:
         times, key_times: (T,), (B, T) or (B, H, T), told apart by rank; None is the clock's own count. With fewer queries than keys

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from eigenclock.attention import engine
+from eigenclock.attention import bands, engine
 from eigenclock.attention.job import Job
-from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Tile, square, staircase
+from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Ends, Tile, square, staircase, within
 
 PIECES = 2
 """Groups of heads a long call is cut into, so that temporaries shrink; twice as many with a bias, whose reach differs by head."""
@@ -19,7 +19,8 @@ PIECES = 2
 LONG = 1024
 """Tokens from which a call counts as long."""
 
-# plan: "square" (self-attention), "staircase" (cross attention by time), "whole" (no order: every query sees every key)
+# plan: "square" (self-attention), "staircase" (cross attention by time, key time <= query time), "strict staircase" (key time < query
+# time), "whole" (no order: every query sees every key)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def _planned(plan: str, window: int, job: Job) -> Job:
     """The job with its tiles."""
     t, s = job.q.shape[2], job.k.shape[2]
     if plan == "square":
-        plain = job.rate is None and job.nilpotent is None and job.slope is None and job.documents is None
+        plain = all(x is None for x in (job.rate, job.nilpotent, job.slope, job.documents, job.first))
         tiles = square(t, max(t, 1) if plain and not window else LEAVES[0], window or None)
     elif plan == "whole":
         tiles = [Tile("full", 0, 0, t, s)] if t and s else []
@@ -47,6 +48,8 @@ def _planned(plan: str, window: int, job: Job) -> Job:
             if x is not None and bool((x > 0).any())
         ]
         tiles = staircase(job.query_times[0, 0, :, 0], job.key_times[0, 0, :, 0], LEAVES[0], min(limits, default=float("inf")))
+    if job.first is not None or job.last is not None:
+        tiles = within(tiles, LEAVES[0], *(None if end is None else Ends.of(end) for end in (job.first, job.last)))
     norms = {}
     if job.slope is not None and job.nilpotent is None and job.q.dtype != torch.float64 and tiles:
         key_norms = torch.linalg.vector_norm(job.k, dim=-1, dtype=torch.float32)
@@ -55,12 +58,29 @@ def _planned(plan: str, window: int, job: Job) -> Job:
     return replace(job, tiles=tuple(tiles), **norms)
 
 
+def _bounded(plan: str, window: int, span: float, job: Job) -> Job:
+    """The job with the interval of keys each query sees, where that is no fixed number of them."""
+    if not job.q.shape[2] or not job.k.shape[2]:
+        return job
+    if plan == "whole" and job.documents is not None and job.key_documents is not None:
+        first, last = bands.of_documents(job.documents, job.key_documents)
+        return replace(job, first=first, last=last, documents=None, key_documents=None)
+    times = job.query_times[..., 0], job.key_times[..., 0]
+    if plan == "strict staircase":
+        return replace(job, last=bands.last_before(*times))
+    if span:
+        return replace(job, first=bands.first_in_span(*times, span))
+    if window and plan == "staircase":
+        return replace(job, first=bands.first_of_latest(*times, job.key_mask, window))
+    return job
+
+
 def _pieces(plan: str, window: int, whole: Job) -> list[_Piece]:
     """The call cut into groups of heads, and into rows and heads where a staircase has times of their own."""
     b, h, t, _ = whole.q.shape
     g = whole.k.shape[1]
-    own_rows = plan == "staircase" and max(whole.query_times.shape[0], whole.key_times.shape[0]) > 1
-    own_heads = plan == "staircase" and max(whole.query_times.shape[1], whole.key_times.shape[1]) > 1
+    own_rows = plan.endswith("staircase") and max(whole.query_times.shape[0], whole.key_times.shape[0]) > 1
+    own_heads = plan.endswith("staircase") and max(whole.query_times.shape[1], whole.key_times.shape[1]) > 1
     wanted = PIECES if whole.slope is None else 2 * PIECES
     groups = next(n for n in range(min(wanted, g), 0, -1) if g % n == 0) if t >= LONG and g else 1
     ranges = [(slice(i * h // groups, (i + 1) * h // groups), slice(i * g // groups, (i + 1) * g // groups)) for i in range(groups)]
@@ -89,18 +109,20 @@ def _part(job: Job, rows: slice, heads: slice, keys: slice) -> Job:
         job, q=job.q[rows, heads], k=job.k[rows, keys], v=job.v[rows, keys],
         query_times=both(job.query_times), key_times=both(job.key_times),
         rate=of_head(job.rate, 0), nilpotent=of_head(job.nilpotent, 0), slope=of_head(job.slope, 0) if h > 1 or g > 1 else job.slope,
-        documents=of_row(job.documents), key_mask=of_row(job.key_mask), allowed=both(job.allowed),
+        documents=of_row(job.documents), key_documents=of_row(job.key_documents), key_mask=of_row(job.key_mask),
+        allowed=both(job.allowed), first=both(job.first), last=both(job.last),
     )  # fmt: skip
 
 
 def _forward(
-    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
-    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None,
-    key_mask: Tensor | None, allowed: Tensor | None,
+    plan: str, window: int, span: float, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
+    query_times: Tensor, key_times: Tensor, rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None,
+    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call; see Job for the shapes."""
-    whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, documents, key_mask, allowed)
-    pieces = _pieces(plan, window, whole)
+    masks = documents, key_documents, key_mask, allowed
+    whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, *masks)
+    pieces = _pieces(plan, window, _bounded(plan, window, span, whole))
     if len(pieces) == 1:
         return engine.forward(pieces[0].job)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -114,19 +136,23 @@ _forward_op = torch.library.custom_op("eigenclock::tiled", _forward, mutates_arg
 
 
 @_forward_op.register_fake
-def _(plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed):
+def _(
+    plan, window, span, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_documents, key_mask,
+    allowed,
+):  # fmt: skip
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float64)
 
 
 def _backward(
-    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
-    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None,
-    key_mask: Tensor | None, allowed: Tensor | None,
+    plan: str, window: int, span: float, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
+    query_times: Tensor, key_times: Tensor, rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None,
+    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
     out: Tensor, lse: Tensor, g: Tensor, g_lse: Tensor | None, small: bool, clock: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients to q, k, v, query_times, key_times, rate, nilpotent and slope (empty tensors for those nobody asked for)."""
-    whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, documents, key_mask, allowed)
-    pieces = _pieces(plan, window, whole)
+    masks = documents, key_documents, key_mask, allowed
+    whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, *masks)
+    pieces = _pieces(plan, window, _bounded(plan, window, span, whole))
     shared_keys = len({(p.rows.start, p.keys.start) for p in pieces}) < len(pieces)  # several pieces add to one key head
     keys = [(torch.zeros_like if shared_keys else torch.empty_like)(x, memory_format=torch.contiguous_format) for x in (k, v)]
     dq, dk, dv = torch.empty_like(q, memory_format=torch.contiguous_format), *keys
@@ -164,29 +190,9 @@ _backward_op = torch.library.custom_op("eigenclock::tiled_backward", _backward, 
 
 @_backward_op.register_fake
 def _(
-    plan,
-    window,
-    scale,
-    order,
-    paired,
-    q,
-    k,
-    v,
-    query_times,
-    key_times,
-    rate,
-    nilpotent,
-    slope,
-    documents,
-    key_mask,
-    allowed,
-    out,
-    lse,
-    g,
-    g_lse,
-    small,
-    clock,
-):
+    plan, window, span, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_documents, key_mask,
+    allowed, out, lse, g, g_lse, small, clock,
+):  # fmt: skip
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
 
     def like(x: Tensor | None, wanted: bool, dtype: torch.dtype = kind) -> Tensor:
@@ -231,18 +237,23 @@ def _clock_gradients(job: Job, grads: engine.Gradients) -> tuple[Tensor, Tensor]
 
 
 def tiled(
-    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor, query_times: Tensor, key_times: Tensor,
-    rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None, documents: Tensor | None,
-    key_mask: Tensor | None, allowed: Tensor | None,
+    plan: str, window: int, span: float, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
+    query_times: Tensor, key_times: Tensor, rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None,
+    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call, differentiable; see Job for the shapes."""
-    arguments = plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_mask, allowed
+    masks = documents, key_documents, key_mask, allowed
+    arguments = plan, window, span, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, *masks
     return _forward_op(*arguments) if torch.compiler.is_compiling() else _Tiled.apply(*arguments)
 
 
+OPTIONS = 6
+"""How many arguments come before the tensors."""
+
+
 def _setup(ctx, inputs, output) -> None:
-    ctx.options = inputs[:5]
-    ctx.save_for_backward(*inputs[5:], *output)
+    ctx.options = inputs[:OPTIONS]
+    ctx.save_for_backward(*inputs[OPTIONS:], *output)
     ctx.set_materialize_grads(False)
 
 
@@ -250,15 +261,15 @@ def _gradients(backward, ctx, g, g_lse):
     *tensors, out, lse = ctx.saved_tensors
     rate, nilpotent, slope = tensors[5:8]
     if g is None and g_lse is None:
-        return (None,) * 16
+        return (None,) * (OPTIONS + len(tensors))
     g = torch.zeros_like(out) if g is None else g
-    needs = ctx.needs_input_grad
-    small, clock = any(needs[10:13]), any(needs[8:10])
+    of_clocks, of_parameters = ctx.needs_input_grad[OPTIONS + 3 : OPTIONS + 5], ctx.needs_input_grad[OPTIONS + 5 : OPTIONS + 8]
+    small, clock = any(of_parameters), any(of_clocks)
     dq, dk, dv, dtq, dtk, *parameters = backward(*ctx.options, *tensors, out, lse, g.contiguous(), g_lse, small, clock)
     back = [
-        d.to(p.dtype) if p is not None and n else None for d, p, n in zip(parameters, (rate, nilpotent, slope), needs[10:13], strict=True)
+        d.to(p.dtype) if p is not None and n else None for d, p, n in zip(parameters, (rate, nilpotent, slope), of_parameters, strict=True)
     ]
-    return (None,) * 5 + (dq, dk, dv, dtq if clock else None, dtk if clock else None, *back, None, None, None)
+    return (*(None,) * OPTIONS, dq, dk, dv, dtq if clock else None, dtk if clock else None, *back, *(None,) * 4)
 
 
 class _Tiled(torch.autograd.Function):

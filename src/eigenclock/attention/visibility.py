@@ -28,9 +28,9 @@ def visible(job: Job, tile: Tile) -> Visible:
 
     if job.key_mask is not None:
         keys = take(job.key_mask.unsqueeze(1), tile.key, tile.keys, tile).unsqueeze(-2)
-    if job.documents is not None:
+    if job.documents is not None and job.key_documents is not None:
         of_query = take(job.documents.unsqueeze(1), tile.query, tile.queries, tile)
-        of_key = take(job.documents.unsqueeze(1), tile.key, tile.keys, tile)
+        of_key = take(job.key_documents.unsqueeze(1), tile.key, tile.keys, tile)
         if tile.kind == "causal":
             keys = also(keys, of_query[..., :, None] == of_key[..., None, :])
         else:  # documents are runs, so only the one that holds the first query can reach across the boundary
@@ -42,10 +42,24 @@ def visible(job: Job, tile: Tile) -> Visible:
     if tile.kind == "ragged":
         times = take(job.query_times[..., 0], tile.query, tile.queries, tile), take(job.key_times[..., 0], tile.key, tile.keys, tile)
         keys = also(keys, times[0][..., :, None] >= times[1][..., None, :])
+    for end, is_first in ((job.first, True), (job.last, False)):
+        if end is not None:
+            inside = _inside(end, tile, is_first)
+            keys = keys if inside is None else also(keys, inside)
     if keys is None:
         return Visible(None, rows)
     alive = _rows(keys, tile)
     return Visible(keys, alive if rows is None else rows & alive)
+
+
+def _inside(end: Tensor, tile: Tile, is_first: bool) -> Tensor | None:
+    """The pairs on the right side of one end of the intervals, (B|1, X|1, outer, count, L, S); None where all are."""
+    low = tile.keys_from(end.device)[..., None]
+    end = take(end, tile.query, tile.queries, tile)
+    if bool((end <= low).all() if is_first else (end >= low + tile.keys).all()):
+        return None
+    index = low[..., None] + torch.arange(tile.keys, device=end.device)
+    return index >= end[..., None] if is_first else index < end[..., None]
 
 
 def _rows(keys: Tensor, tile: Tile) -> Tensor:

@@ -5,7 +5,8 @@ what underflows is truly that small. A causal square is cut into leaves on its d
 "right half of the queries x left half of the keys", so each pair is visited once.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +44,18 @@ class Tile:
     stride: int = 0
     outer: int = 1
     outer_stride: int = 0
+
+    def keys_from(self, device: torch.device) -> Tensor:
+        """The index of the first key of each tile, (outer, count)."""
+        a, b = torch.arange(self.outer, device=device)[:, None], torch.arange(self.count, device=device)
+        return self.key + a * self.outer_stride + b * self.stride
+
+    def each(self) -> list["Tile"]:
+        """The tiles one by one."""
+        return [
+            replace(self, query=self.query + move, key=self.key + move, count=1, stride=0, outer=1, outer_stride=0)
+            for move in (a * self.outer_stride + b * self.stride for a in range(self.outer) for b in range(self.count))
+        ]
 
 
 def square(length: int, leaf: int, window: int | None = None) -> list[Tile]:
@@ -122,3 +135,61 @@ def staircase(query_times: Tensor, key_times: Tensor, leaf: int, reach: float = 
     if n and m:
         cut(0, n + m)
     return out
+
+
+@dataclass(frozen=True)
+class Ends:
+    """One end of the interval of keys that each query sees: its least and greatest index over rows and heads, both nondecreasing."""
+
+    least: list[int]
+    greatest: list[int]
+
+    @classmethod
+    def of(cls, end: Tensor) -> "Ends":
+        """From indices of shape (B, H, T)."""
+        flat = end.flatten(0, -2)
+        return cls(flat.amin(0).tolist(), flat.amax(0).tolist())
+
+
+def within(tiles: list[Tile], leaf: int, first: Ends | None, last: Ends | None) -> list[Tile]:
+    """A plan cut down to the keys first <= j < last of each query: rectangles outside are dropped, those across an end are quartered.
+
+    What is left across an end has at most ``leaf`` queries and keys, so a mask over it stays small: memory is linear whatever the
+    window. Leaves stay as they are.
+
+    >>> window = Ends([max(0, i - 1) for i in range(8)], [max(0, i - 1) for i in range(8)])
+    >>> [(t.query, t.key, t.queries, t.keys, t.count) for t in within(square(8, 2), 2, window, None) if t.kind == "full"]
+    [(2, 1, 1, 1, 1), (6, 5, 1, 1, 1), (4, 3, 1, 1, 1)]
+    """
+    out = []
+    for tile in tiles:
+        if tile.kind != "full":
+            out.append(tile)
+            continue
+        pieces = [piece for one in tile.each() for piece in _inside(one, leaf, first, last)]
+        out += [tile] if pieces == tile.each() else pieces
+    return out
+
+
+def _inside(tile: Tile, leaf: int, first: Ends | None, last: Ends | None) -> list[Tile]:
+    """One rectangle cut down to its part between the ends."""
+    q0, q1, k0, k1 = tile.query, tile.query + tile.queries, tile.key, tile.key + tile.keys
+    if first is not None:
+        q1 = bisect_left(first.least, k1, q0, q1)
+        k0 = max(k0, first.least[q0])
+    if last is not None:
+        q0 = bisect_right(last.greatest, k0, q0, q1)
+        k1 = min(k1, last.greatest[q1 - 1]) if q1 > q0 else k1
+    if q0 >= q1 or k0 >= k1:
+        return []
+    part = replace(tile, query=q0, key=k0, queries=q1 - q0, keys=k1 - k0)
+    whole = (first is None or first.greatest[q1 - 1] <= k0) and (last is None or last.least[q0] >= k1)
+    if whole or max(part.queries, part.keys) <= leaf:
+        return [part]
+    if part.queries >= part.keys:
+        half = part.queries // 2
+        halves = replace(part, queries=half), replace(part, query=q0 + half, queries=part.queries - half)
+    else:
+        half = part.keys // 2
+        halves = replace(part, keys=half), replace(part, key=k0 + half, keys=part.keys - half)
+    return [piece for one in halves for piece in _inside(one, leaf, first, last)]

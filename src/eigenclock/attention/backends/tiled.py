@@ -1,6 +1,6 @@
 """The tiled backend: everything that decays, shears, is biased or masked, on tiles with a reference time each."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -8,17 +8,17 @@ from torch import Tensor
 
 from eigenclock.attention.capability import Backend
 from eigenclock.attention.lower import Lowered, lower
-from eigenclock.attention.masks import dense_visible
 from eigenclock.attention.problem import Problem
 from eigenclock.attention.tiled_op import tiled
 from eigenclock.attention.times import smooth
+
+Merged = tuple[Tensor, Tensor]
+"""A softmax over some keys: output (B, H, T, D) and log-sum-exp (B, H, T)."""
 
 
 def _refuses(problem: Problem) -> str | None:
     if problem.two_sided and (problem.split.nilpotent is not None or problem.other_lifts):
         return "a two-sided encoding carries decays, rotations and linear biases only"
-    if problem.two_sided and problem.cross and problem.ordered:
-        return "two-sided cross attention has no plan of tiles"
     if problem.split.nilpotent is not None and problem.q.dtype in (torch.float16, torch.bfloat16):
         return "Jordan blocks on content act in float32 or better"
     return None
@@ -65,63 +65,75 @@ def _widen(low: Lowered, d: int) -> Lowered:
     return replace(low, rate=rate, nilpotent=nilpotent, paired=paired)
 
 
-def _call(
-    plan: str, window: int, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, **masks: Tensor | None
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class _Masks:
+    """What is seen, beside the order of time."""
+
+    documents: Tensor | None = None
+    key_documents: Tensor | None = None
+    key_mask: Tensor | None = None
+    allowed: Tensor | None = None
+
+
+def _call(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, masks: _Masks) -> Merged:
     return tiled(
-        plan, window, problem.scale, low.order, low.paired, low.q, low.k, v, query_times[..., None], key_times[..., None],
-        low.rate, low.nilpotent, low.slope,
-        masks.get("documents"), masks.get("key_mask"), masks.get("allowed"),
+        plan, problem.window or 0, problem.span or 0.0, problem.scale, low.order, low.paired, low.q, low.k, v,
+        query_times[..., None], key_times[..., None], low.rate, low.nilpotent, low.slope,
+        masks.documents, masks.key_documents, masks.key_mask, masks.allowed,
     )  # fmt: skip
 
 
-def _self(problem: Problem, low: Lowered, v: Tensor) -> tuple[Tensor, Tensor]:
-    times = smooth(problem.key_times, problem.documents, problem.key_mask) if problem.ordered else problem.key_times
-    allowed = problem.allowed
-    if problem.span is not None:
-        near = (problem.query_times[..., :, None] - problem.key_times[..., None, :]) < problem.span
-        allowed = near if allowed is None else allowed & near
-    masks = {"documents": problem.documents, "key_mask": problem.key_mask, "allowed": allowed}
+def _self(problem: Problem, low: Lowered, v: Tensor) -> Merged:
+    in_order = problem.ordered or problem.span is not None
+    times = smooth(problem.key_times, problem.documents, problem.key_mask) if in_order else problem.key_times
+    masks = _Masks(problem.documents, problem.documents, problem.key_mask, problem.allowed)
     if problem.causal:
-        return _call("square", problem.window or 0, problem, low, v, times, times, **masks)
+        return _call("square", problem, low, v, times, times, masks)
     if not problem.two_sided or not problem.ordered:
-        seen = None if problem.documents is None else dense_visible(problem)
-        return _call("whole", 0, problem, low, v, times, times, **(masks if seen is None else {"allowed": seen}))
-    past = _call("square", 0, problem, low, v, times, times, **masks)
+        return _call("whole", problem, low, v, times, times, masks)
+    past = _call("square", problem, low, v, times, times, masks)
     # The future: both axes reversed, shifted by one so that the diagonal is not seen twice.
-    flip = {n: None if x is None else x.flip(-1) for n, x in masks.items()}
+    future = replace(low, q=low.q.flip(2)[:, :, 1:], k=low.k.flip(2)[:, :, :-1])
+    backwards = -times.flip(-1)
+    out, lse = _call("square", problem, future, v.flip(2)[:, :, :-1], backwards[..., 1:], backwards[..., :-1], _reversed(masks))
+    return _merge(past, (F.pad(out.flip(2), (0, 0, 0, 1)), F.pad(lse.flip(2), (0, 1), value=-torch.inf)))
+
+
+def _reversed(masks: _Masks) -> _Masks:
+    """The masks of the reversed axes: queries without the last token, keys without the first. Run numbers keep their order."""
+    documents, key_mask, allowed = masks.documents, masks.key_mask, masks.allowed
+    if documents is not None:
+        documents = -documents.flip(-1)
     if allowed is not None:
-        flip["allowed"] = allowed.flip(-1, -2) if allowed.shape[2] > 1 else allowed.flip(-1)
-    reversed_times = -times.flip(-1)
-    future_low = replace(low, q=low.q.flip(2)[:, :, 1:], k=low.k.flip(2)[:, :, :-1])
-    documents, key_mask, block = flip["documents"], flip["key_mask"], flip["allowed"]
-    if documents is not None:  # one query and its key differ by one token now: visibility pair by pair
-        pairs = (documents[:, 1:, None] == documents[:, None, :-1]).unsqueeze(1)
-        block = pairs if block is None else pairs & (block[:, :, 1:, :-1] if block.shape[2] > 1 else block[..., :-1])
-    elif block is not None:
-        block = block[:, :, 1:, :-1] if block.shape[2] > 1 else block[..., :-1]
-    out, lse = _call(
-        "square", 0, problem, future_low, v.flip(2)[:, :, :-1], reversed_times[..., 1:], reversed_times[..., :-1],
-        key_mask=None if key_mask is None else key_mask[..., :-1], allowed=block,
+        allowed = allowed.flip(-1)[..., :-1]
+        allowed = allowed.flip(-2)[..., 1:, :] if allowed.shape[-2] > 1 else allowed
+    return _Masks(
+        None if documents is None else documents[..., 1:], None if documents is None else documents[..., :-1],
+        None if key_mask is None else key_mask.flip(-1)[..., :-1], allowed,
     )  # fmt: skip
-    out, lse = F.pad(out.flip(2), (0, 0, 0, 1)), F.pad(lse.flip(2), (0, 1), value=-torch.inf)
-    return _merge(past, (out, lse))
 
 
-def _merge(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _merge(a: Merged, b: Merged) -> Merged:
     """Two partial softmaxes over different keys as one, differentiably."""
-    lse = torch.logaddexp(a[1], b[1])
+    dead = (a[1] == -torch.inf) & (b[1] == -torch.inf)  # the gradient of logaddexp would be NaN there
+    lse = torch.logaddexp(a[1].masked_fill(dead, 0.0), b[1].masked_fill(dead, 0.0)).masked_fill(dead, -torch.inf)
     weights = [(part[1] - lse.masked_fill(lse == -torch.inf, 0.0)).exp()[..., None].to(a[0].dtype) for part in (a, b)]
     return a[0] * weights[0] + b[0] * weights[1], lse
 
 
-def _cross(problem: Problem, low: Lowered, v: Tensor) -> tuple[Tensor, Tensor]:
+def _cross(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     query_times, key_times = problem.query_times, problem.key_times
+    if problem.causal:
+        return _staircase("staircase", problem, low, v, query_times, key_times)
+    if not problem.two_sided or not problem.ordered:
+        return _call("whole", problem, low, v, query_times, key_times, _Masks(key_mask=problem.key_mask, allowed=problem.allowed))
+    past = _staircase("staircase", problem, low, v, query_times, key_times)
+    return _merge(past, _staircase("strict staircase", problem, low, v, -query_times, -key_times))
+
+
+def _staircase(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor) -> Merged:
+    """Each query on the keys up to its time, both sides sorted first and results put back in order."""
     allowed = problem.allowed
-    if problem.window is not None or problem.span is not None:
-        allowed = dense_visible(problem)
-    if not problem.causal:
-        return _call("whole", 0, problem, low, v, query_times, key_times, key_mask=problem.key_mask, allowed=allowed)
     if problem.key_mask is not None and problem.ordered:  # padding may hold any time: it must not stretch the span of the keys
         first = torch.where(problem.key_mask[:, None], key_times, torch.inf).amin(-1, keepdim=True)
         first = torch.where(torch.isfinite(first), first, 0.0)
@@ -148,7 +160,8 @@ def _cross(problem: Problem, low: Lowered, v: Tensor) -> tuple[Tensor, Tensor]:
                 if key_order.shape[0] > 1
                 else key_mask[:, key_order[0, 0]]
             )
-    out, lse = _call("staircase", 0, problem, replace(low, q=q, k=k), v, query_times, sorted_keys, key_mask=key_mask, allowed=allowed)
+    masks = _Masks(key_mask=key_mask, allowed=allowed)
+    out, lse = _call(plan, problem, replace(low, q=q, k=k), v, query_times, sorted_keys, masks)
     if query_order is not None:
         back = query_order.argsort(-1)
         out, lse = _gather(out, back), _gather(lse[..., None], back)[..., 0]

@@ -17,6 +17,7 @@ from eigenclock.attention import attention
 from eigenclock.bench.case import Case, Work, normal, scaled, trained, without_graph
 from eigenclock.bench.cases import damped
 from eigenclock.bench.process import peak_growth, python
+from eigenclock.clocks import Timestamps
 from eigenclock.encodings import Encoding, alibi, damped_rope, rope
 
 HEADS, WIDTH = 8, 64
@@ -49,6 +50,11 @@ PATHS = {
         "tiles, 2 key heads with a rate each", lambda: damped_rope(WIDTH, heads=HEADS, kv_heads=2, half_life=(16.0, 4096.0)), kv_heads=2
     ),
     "window": Path("rotation in a window of 512", lambda: rope(WIDTH), lambda length: {"window": min(512, length)}),
+    "span": Path(
+        "rotation in a window of 512 seconds, one second a token",
+        lambda: rope(WIDTH, clock=Timestamps("s")),
+        lambda length: {"times": torch.arange(length), "window": "512s"},
+    ),
     "documents": Path(
         "rotation in packed documents of 1000 tokens", lambda: rope(WIDTH), lambda length: {"documents": torch.arange(length) // 1000}
     ),
