@@ -205,10 +205,12 @@ def _forward_tile(job: Job, tile: Tile, clamp: bool, lse: Tensor) -> tuple[Tenso
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Merge a partial softmax into ``out`` and ``lse`` in place: out = (1 - w) out + w part with w = sigmoid(part_lse - lse)."""
-    dead = (part_lse == -math.inf) & (lse == -math.inf)
-    weight = torch.sigmoid(part_lse - lse).masked_fill(dead, 0.0)  # -inf minus -inf is NaN
-    out.lerp_(part.to(out.dtype), weight[..., None].to(out.dtype))
-    lse.copy_(torch.logaddexp(lse, part_lse))
+    difference = part_lse - lse
+    difference.masked_fill_(difference.isnan(), -math.inf)  # -inf minus -inf: neither has seen a key
+    small = difference.to(out.dtype)
+    out.lerp_(part.to(out.dtype), small.sigmoid()[..., None])
+    # log(e^a + e^b) around the larger; what is added to it is at most log 2, and needs no more digits than the output has
+    torch.maximum(lse, part_lse, out=lse).add_(small.abs_().neg_().exp_().log1p_())
 
 
 # --- backward ----------------------------------------------------------------------------------------------------------------------

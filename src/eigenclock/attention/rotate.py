@@ -97,18 +97,18 @@ def _turn(x: Tensor, turning: Tensor, start: int, width: int, pairing: str) -> T
 def _turn_pairs(x: Tensor, turning: Tensor, out: Tensor) -> None:
     """Interleaved pairs are complex numbers already: one multiplication, in place where dtype and strides allow."""
     n, work = x.shape[-1] // 2, working_dtype(x)
-    direct = x.dtype == work and _is_complex(x) and _is_complex(out)
+    if x.dtype == work and _is_complex(x) and _is_complex(out):
+        pairs, result = (torch.view_as_complex(side.unflatten(-1, (n, 2))) for side in (x, out))
+        torch.mul(pairs, turning, out=result)
+        return
     rows = max(1, min(ROWS, x.shape[2]))
-    buffer = None if direct else torch.empty(*x.shape[:2], rows, n, 2, dtype=work, device=x.device)
+    buffer = torch.empty(*x.shape[:2], rows, n, 2, dtype=work, device=x.device)
     for low in range(0, x.shape[2], rows):
         block = slice(low, low + rows)
-        part, result, table = x[:, :, block].unflatten(-1, (n, 2)), out[:, :, block].unflatten(-1, (n, 2)), turning[:, :, block]
-        if buffer is None:
-            torch.mul(torch.view_as_complex(part), table, out=torch.view_as_complex(result))
-            continue
-        turned = buffer[:, :, : part.shape[2]]
-        torch.view_as_complex(turned.copy_(part)).mul_(table)
-        result.copy_(turned)
+        part = x[:, :, block].unflatten(-1, (n, 2))
+        turned = buffer[:, :, : part.shape[2]].copy_(part)
+        torch.view_as_complex(turned).mul_(turning[:, :, block])
+        out[:, :, block].unflatten(-1, (n, 2)).copy_(turned)
 
 
 def _is_complex(x: Tensor) -> bool:

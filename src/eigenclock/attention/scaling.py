@@ -15,8 +15,8 @@ class Side:
     """The queries or the keys of one tile, with their lag from the reference (>= 0 off the diagonal)."""
 
     x: Tensor  # (B, X, outer, count, L, D), a view
-    lag: Tensor  # (B|1, X|1, outer, count, L, W), float32 (float64 for float64)
-    factor: Tensor | None  # exp(-rate lag), (B|1, X|1, outer, count, L, R)
+    lag: Tensor  # (B|1, X|1, outer|1, count|1, L, W), float32 (float64 for float64)
+    factor: Tensor | None  # exp(-rate lag), (B|1, X|1, outer|1, count|1, L, R)
     is_query: bool
 
 
@@ -42,10 +42,12 @@ def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
         x, times, start, length = job.k, job.key_times, tile.key, tile.keys
     t = take(times, start, length, tile)
     lag = (t - c if is_query else c - t).to(job.accumulate)
+    if job.rate is not None and tile.outer * tile.count > 1 and bool((lag == lag[:, :, :1, :1]).all()):
+        lag = lag[:, :, :1, :1]  # regular times: one table of factors for all tiles
     factor = None
     if job.rate is not None:
         rate = job.per_head(job.rate, x.shape[1]).to(lag.dtype)[:, None, None, None]
-        size = torch.broadcast_shapes(lag.shape, rate.shape)
+        size = (lag.shape[0], max(lag.shape[1], rate.shape[0]), *lag.shape[2:5], rate.shape[-1])
         exponent = torch.mul(
             lag, rate.neg(), out=job.workspace.take("query factor" if is_query else "key factor", size, lag.dtype, lag.device)
         )
