@@ -5,7 +5,9 @@ import math
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 import torch
@@ -30,6 +32,11 @@ def snippet():
 @pytest.fixture(scope="module")
 def ticks():
     return load("irregular_ticks")
+
+
+@pytest.fixture(scope="module")
+def trading():
+    return load("trading_time")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
@@ -147,3 +154,34 @@ def test_a_nanosecond_matters(ticks):
     for gap in (1, 2, 1000):
         z = ec.scores(q, q, enc, times=torch.tensor([ticks.OPENING, ticks.OPENING + gap]))
         assert float(z[0, 0, 1, 0]) == -gap
+
+
+# --- trading time ------------------------------------------------------------------------------------------------------------------
+
+
+def test_trades_are_inside_the_sessions(trading):
+    stamps, shares = trading.trades()
+    assert stamps.dtype == torch.int64 and bool((stamps.diff() >= 0).all()) and bool((shares > 0).all())
+    for stamp in stamps.tolist():
+        wall = datetime.fromtimestamp(stamp // trading.SECOND, ZoneInfo("America/New_York"))
+        assert wall.weekday() in (0, 4)
+        assert (wall.hour, wall.minute) >= (9, 30) and wall.hour < 16
+    assert 100 < int((stamps < trading.REOPEN).sum()) < 300
+
+
+def test_three_ages_of_a_weekend(trading):
+    """Trading time leaves out the weekend to the nanosecond; volume counts shares; what is left of Friday follows from the ages."""
+    stamps, shares = trading.trades()
+    ticks = {name: enc.clock(trading.times(name, stamps, shares)).ticks for name, enc in trading.clocks().items()}
+    monday = stamps >= trading.REOPEN
+    weekend = (trading.REOPEN - trading.CLOSE) / trading.SECOND
+    torch.testing.assert_close(ticks["trading time"], ticks["real time"] - weekend * monday, rtol=0, atol=1e-9)
+    assert ticks["volume"].tolist() == (shares.cumsum(-1) - shares[0]).tolist()
+    half_lives = {"real time": 1800.0, "trading time": 1800.0, "volume": 200_000.0}
+    row = len(stamps) - 1
+    measured = trading.weight_before_the_weekend(stamps, shares, row)
+    for name, age in ticks.items():
+        weights = 0.5 ** ((age[row] - age) / half_lives[name])
+        assert measured[name] == pytest.approx(float(weights[~monday].sum() / weights.sum()), abs=1e-9)
+    assert measured["real time"] < 1e-20
+    assert 0.1 < measured["trading time"] < 0.3 and 0.1 < measured["volume"] < 0.3

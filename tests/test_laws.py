@@ -16,7 +16,22 @@ from eigenclock.encodings.base import Encoding, Recipe
 from eigenclock.encodings.parameter import Parameter
 from eigenclock.schedules import Spectrum
 from eigenclock.testing import LawError, check_backend, check_clock, check_encoding, check_generator, check_schedule, strategies
-from eigenclock.theory import Conjugate, DampedRotation, Decay, DirectSum, Generator, Jordan, Product, Rotation, Zero
+from eigenclock.theory import (
+    AxesRotation,
+    Conjugate,
+    DampedRotation,
+    Decay,
+    Dense,
+    DirectSum,
+    Generator,
+    Jordan,
+    Plane,
+    Product,
+    Rotation,
+    Zero,
+    dissipative,
+    skew_symmetric,
+)
 from eigenclock.theory.split import Split, Turn
 
 F64 = torch.float64
@@ -31,6 +46,10 @@ GENERATORS: dict[str, list[Generator]] = {
     "zero": [Zero(1), Zero(5)],
     "decay": [Decay(t(0.1, 0.0, 5.0), 3), Decay(t(0.3), 4), Decay(t([0.1], [2.0]), 3)],
     "rotation": [Rotation(t(1.0, -0.3)), Rotation(t(1.0, 0.01), "half"), Rotation(t([1.0, 0.2], [0.5, 0.0]))],
+    "axes_rotation": [
+        AxesRotation(t([1.0, 0.0], [0.0, 0.3])),
+        AxesRotation(t([[1.0, -0.2], [0.5, 0.3]], [[0.1, 0.0], [0.7, 2.0]]), "half"),
+    ],
     "damped_rotation": [DampedRotation(t(0.1, 0.0), t(1.0, -2.0)), DampedRotation(t([0.1, 2.0], [0.0, 1.0]), t(1.0, 0.5), "half")],
     "jordan": [
         Jordan(t(0.0), order=2),
@@ -44,6 +63,12 @@ GENERATORS: dict[str, list[Generator]] = {
         Conjugate(Jordan(t(0.1), order=2), t([1.0, 2.0], [0.0, 1.0])),
         Conjugate(Decay(t(0.1, 3.0), 2), t([[2.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])),
     ],
+    "dense": [
+        Dense(skew_symmetric(t(0.5, 1.0, -0.3, 0.2, 0.0, 2.0))),
+        Dense(dissipative(t([0.5, 1.0, -0.3], [1.0, 0.2, 0.1]), t([1.0], [0.5], [0.0]))),
+        Dense(t([0.0, 4.0], [-1.0, 0.0])),
+    ],
+    "plane": [Plane(t(1.0, 2.0, 0.0), t(0.0, -0.5, 0.3)), Plane(t([1.0, 0.0], [0.6, 0.8]), t([0.0, 1.0], [-1.6, 1.2]))],
 }
 SCHEDULES = {
     "geometric": [(ec.geometric(10000.0), {4: [1, 0.1, 0.01, 0.001]}), (ec.geometric((100.0, 10000.0)), {2: [[1, 0.1], [1, 0.01]]})],
@@ -52,9 +77,19 @@ SCHEDULES = {
         (
             ec.alibi_slopes(),
             {8: [2.0**-i for i in range(1, 9)], 12: [2.0**-i for i in range(1, 9)] + [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]},
-        )
+        ),
+        (ec.alibi_slopes("single_geometric_sequence"), {3: [2.0 ** (-8 / 3), 2.0 ** (-16 / 3), 2.0**-8]}),
     ],
     "half_lives": [(ec.half_lives(1.0, 100.0), {3: [math.log(2), math.log(2) / 10, math.log(2) / 100]})],
+    "retnet": [(ec.retnet_rates(), {2: [-math.log(31 / 32), -math.log(63 / 64)]})],
+    "retnet_angles": [(ec.retnet_angles(), {5: [1, 0.1, 0.01, 0.001, 0.0001]}), (ec.retnet_angles(100.0), {2: [1, 0.01]})],
+    # zeta_0 = 0.4 / 1.4 loses a factor e in 512 / ln 3.5 steps; with one pair there is no other.
+    "xpos": [(ec.xpos_rates(), {1: [math.log(3.5) / 512], 2: [math.log(3.5) / 512, math.log(1.4 / 0.9) / 512]}), (ec.xpos_rates(1.0), {})],
+    "proportional": [
+        (ec.proportional(0.5), {4: [1, 0.1, 0, 0]}),
+        (ec.proportional(0.25, (100.0, 10000.0)), {4: [[1, 0, 0, 0], [1, 0, 0, 0]]}),
+        (ec.proportional(1.0), {2: [1, 0.01]}),
+    ],
 }
 NOW = 1_700_000_000_000_000_000
 CLOCKS = {
@@ -63,6 +98,23 @@ CLOCKS = {
         (ec.Timestamps("ns"), torch.tensor([NOW, NOW + 1, NOW + 5_000_000_000, NOW + 5_000_000_001]), None),
         (ec.Timestamps("ms", per="min", decreasing="sort"), torch.tensor([0, 10, 60_000]), None),
         (ec.Timestamps("d", per="w"), t(0.5, 7.5, 7.75, 90.0), None),
+    ],
+    "axes": [
+        (ec.Axes(), torch.tensor([[0, 3], [1, 3], [5, 9]]), None),
+        (ec.Axes(("time", "height", "width"), order="time"), t([0.0, 0.5, 1.0], [2.5, 0.5, 1.5], [2.5, 1.0, 7.0]), None),
+    ],
+    # Stamps stay inside sessions under the shifts that are tried; a night lies between the first two and the last of the second row.
+    "sessions": [
+        (ec.Sessions("00:00-24:00", "America/New_York"), torch.tensor([NOW, NOW + 1, NOW + 5_000_000_000, NOW + 5_000_000_001]), None),
+        (
+            ec.Sessions("09:30-16:00", "America/New_York", half_days=["2023-11-14 13:00"], closed=0.25, unit="s", per="h"),
+            torch.tensor([1_699_974_000, 1_699_980_000, 1_700_064_000]),
+            None,
+        ),
+    ],
+    "column": [
+        (ec.Column("shares"), torch.tensor([NOW, NOW + 100, NOW + 100, NOW + 2600]), None),
+        (ec.Column("km", decreasing="sort"), t(0.5, 7.5, 7.75, 90.0), None),
     ],
     "documents": [(ec.Documents(), torch.arange(6), torch.tensor([7, 7, 9, 9, 9, 7]))],
 }
@@ -86,6 +138,25 @@ def _alibi_formula(slopes: Tensor):
     return lambda q, k, s, u: q @ k.mT / math.sqrt(q.shape[-1]) - slopes[:, None, None] * (s[:, None] - u)
 
 
+def _gaussian_formula(sigma: Tensor):
+    return lambda q, k, s, u: q @ k.mT / math.sqrt(q.shape[-1]) - (s[:, None] - u) ** 2 / (2 * sigma[:, None, None] ** 2)
+
+
+def _boost_formula(boost: Tensor, rate: float):
+    def formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        lag = (s[:, None] - u)[..., None]
+        x, y, a, b = (side[..., i::2] for side in (q, k) for i in (0, 1))
+        straight = torch.einsum("bhtn,bhsn,tsn->bhts", x, a, (boost * lag).cosh()) + torch.einsum(
+            "bhtn,bhsn,tsn->bhts", y, b, (boost * lag).cosh()
+        )
+        crossed = torch.einsum("bhtn,bhsn,tsn->bhts", x, b, (boost * lag).sinh()) + torch.einsum(
+            "bhtn,bhsn,tsn->bhts", y, a, (boost * lag).sinh()
+        )
+        return (straight + crossed) * torch.exp(-rate * lag[..., 0]) / math.sqrt(q.shape[-1])
+
+    return formula
+
+
 # name -> encodings with the keywords of the check
 ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
     "nope": [(ec.nope(6, heads=2), {"formula": lambda q, k, s, u: q @ k.mT / math.sqrt(6)})],
@@ -94,6 +165,7 @@ ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
         (ec.rope(8, heads=2, rotary_dim=4, pairing="half", learn="freq"), {}),
         (ec.rope(8, heads=4, kv_heads=2, theta=(10.0, 1e4)), {}),
         (ec.rope(4, freq=ec.half_lives(3.0, 9.0)), {}),
+        (ec.rope(8, freq=ec.proportional(0.5, 100.0)), {"formula": _rope_formula(t(1.0, 100.0**-0.25, 0.0, 0.0))}),
     ],
     "decay": [
         (ec.decay(4, heads=2, half_life=3), {"formula": lambda q, k, s, u: q @ k.mT / 2 * 0.5 ** ((s[:, None] - u) / 3)}),
@@ -103,16 +175,62 @@ ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
     "decay_bias": [
         (ec.decay_bias(4, heads=2, rate=[0.1, 0.7]), {"formula": _alibi_formula(t(0.1, 0.7))}),
         (ec.decay_bias(4, heads=2, half_life=(1.0, 9.0), learn="rate"), {}),
+        (ec.decay_bias(4, heads=2, rate=ec.retnet_rates()), {"formula": _alibi_formula(t(-math.log(31 / 32), -math.log(63 / 64)))}),
         (ec.decay_bias(4, heads=3, half_life=("1min", "2h"), clock=ec.Timestamps("ns", per="min")), {"times": MINUTES}),
     ],
     "damped_rope": [
         (ec.damped_rope(4, heads=2, freq=[1.0, 0.1], rate=0.2), {"formula": _rope_formula(t(1.0, 0.1), rate=0.2)}),
         (ec.damped_rope(4, heads=2, freq=[-1.0, 0.1], half_life=(0.5, 20.0), pairing="half", learn=("freq", "rate")), {}),
         (ec.damped_rope(4, heads=2), {}),
+        (ec.damped_rope(4, heads=2, rate=ec.xpos_rates(8.0)), {}),
     ],
     "alibi": [
         (ec.alibi(4, heads=8), {"formula": _alibi_formula(2.0 ** -torch.arange(1, 9, dtype=F64))}),
         (ec.alibi(4, heads=6, kv_heads=2, learn="slope"), {}),
+        (ec.alibi(4, heads=2, slopes=ec.alibi_slopes("single_geometric_sequence", shard=(4, 6))), {}),
+    ],
+    "xpos": [
+        (ec.xpos(4, heads=2, scale_base=4), {}),
+        (ec.xpos(4, theta=(10.0, 100.0), heads=2, scale_base=2.0, pairing="half", learn=("freq", "rate")), {}),
+    ],
+    "retnet": [
+        (ec.retnet(2, heads=2), {}),
+        (ec.retnet(4, heads=4, kv_heads=2, theta=50.0, pairing="half", learn=("freq", "rate")), {}),
+    ],
+    "jordan_rope": [
+        (ec.jordan_rope(8, heads=2, eta=0.3, rate=0.2), {}),
+        (ec.jordan_rope(12, heads=4, kv_heads=2, order=3, length=8, c=(0.5, 2.0), pairing="half", learn=("freq", "rate", "eta")), {}),
+        (ec.jordan_rope(8, freq=[-1.0, 0.1], half_life=3.0, eta=[0.5, -0.2]), {}),
+        (ec.jordan_rope(8, freq=ec.geometric(10.0), half_life="1h", eta=0.05, clock=ec.Timestamps("ns", per="min")), {"times": MINUTES}),
+    ],
+    "sandwich": [
+        (ec.sandwich(4, heads=2, width=6, theta=10.0), {}),
+        (ec.sandwich(4, heads=4, kv_heads=2, width=4, amplitude=(0.1, 0.2, 0.3, 0.4), learn=("freq", "amplitude")), {}),
+    ],
+    "gaussian_bias": [
+        (ec.gaussian_bias(4, heads=2, sigma=(0.5, 9.0)), {"formula": _gaussian_formula(t(0.5, 9.0))}),
+        (ec.gaussian_bias(4, heads=2, sigma=[0.5, 9.0], learn="sigma"), {}),
+        (ec.rope(4, heads=2) * ec.gaussian_bias(4, heads=2, sigma="5min", clock=ec.Timestamps("ns", per="min")), {"times": MINUTES}),
+    ],
+    "transformer_xl": [
+        (ec.transformer_xl(4, heads=2, theta=10.0, position=[[0.1, -0.2, 0.3, 0.5], [1.0, 0.0, 0.0, -1.0]], seed=3), {}),
+        (ec.transformer_xl(4, heads=4, kv_heads=2, sinusoids=2, content=[[0.1] * 4, [-0.2] * 4], learn="weight"), {}),
+    ],
+    "axial_rope": [(ec.axial_rope(8, heads=2), {}), (ec.axial_rope(12, pairing="half", theta=10.0, clock=ec.Axes(("a", "b", "c"))), {})],
+    "mixed_rope": [
+        (ec.mixed_rope(8, heads=2, seed=1), {}),
+        (ec.mixed_rope(4, freq=[[1.0, 0.3], [-0.5, 0.0]], learn=(), pairing="half"), {}),
+    ],
+    "m_rope": [(ec.m_rope(8, heads=2), {}), (ec.m_rope(12, sections=(2, 3, 1), assignment="interleaved", theta=50.0, pairing="half"), {})],
+    "hyperbolic": [
+        (ec.hyperbolic(4, heads=2, boost=[0.3, -0.1], rate=0.4), {"formula": _boost_formula(t(0.3, -0.1), 0.4)}),
+        (ec.hyperbolic(8, heads=4, kv_heads=2, theta=5.0, pairing="half", learn="boost"), {}),
+        (ec.hyperbolic(4, heads=2, boost=0.2, half_life=(0.5, 3.0), learn=("rate", "boost")), {}),
+    ],
+    "grape_m": [
+        (ec.grape_m(4, heads=2, theta=10.0), {"formula": _rope_formula(t(1.0, 10.0**-0.5))}),
+        (ec.grape_m(6, heads=2, planes=2, basis=[0.1 * i for i in range(15)], learn=("freq", "basis")), {}),
+        (ec.grape_m(3, heads=4, kv_heads=2, planes=1, freq=0.7, a=[1.0, 0.2, -0.3], b=[0.0, 1.0, 1.0], learn="basis"), {}),
     ],
     "two_sided": [(ec.two_sided(ec.damped_rope(4, heads=2, half_life=5.0)), {}), (ec.two_sided(ec.alibi(4, heads=2)), {})],
     "sums and products": [
@@ -145,7 +263,7 @@ def test_generators(generator):
 
 @pytest.mark.parametrize("row", _rows(SCHEDULES))
 def test_schedules(row):
-    check_schedule(row[0], expected=row[1])
+    check_schedule(row[0], expected=row[1], zeros=isinstance(row[0], ec.proportional))
 
 
 @pytest.mark.parametrize("row", _rows(CLOCKS))
@@ -195,6 +313,35 @@ def test_queries_and_keys_meet_in_the_lag(generator, times, data):
     lag = ticks[:, None] - ticks
     dense = torch.einsum("ti,tsij,sj->ts", q, generator.matrix(lag), k)
     torch.testing.assert_close(met, dense, rtol=0, atol=1e-9 * (1 + float(dense.abs().max())))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", list(ec.GENERATORS))
+@settings(max_examples=12)
+@given(st.data())
+def test_the_laws_of_the_group_for_every_registered_generator(name, order, data):
+    """A(0) = 1, A(t) A(s) = A(t + s), scores of the lag alone, contragredience, and no overflow where nothing grows."""
+    generator = data.draw(strategies.of_kind(name, order))
+    n, eye = generator.dim, torch.eye(generator.dim, dtype=F64)
+    a, b, c = (data.draw(strategies.numbers(0.0, 2.0)) for _ in range(3))
+    A = lambda time: generator.matrix(time).reshape(n, n)  # noqa: E731
+    size = 1 + max(float(A(time).abs().max()) for time in (a, b, a + b, -a, -b - c))
+    torch.testing.assert_close(A(0.0), eye, rtol=0, atol=1e-12 * size)
+    torch.testing.assert_close(A(a) @ A(b), A(a + b), rtol=0, atol=1e-10 * size**2)
+    q, k = (data.draw(strategies.tensors(1, n)) for _ in range(2))
+
+    def score(time: float, key_time: float) -> Tensor:
+        return (generator.T.act(q, t(time)) * generator.act(k, t(-key_time))).sum()
+
+    torch.testing.assert_close(score(a + c, b + c), score(a, b), rtol=0, atol=1e-9 * size**3 * (1 + n))
+    torch.testing.assert_close(generator.T.matrix(a).reshape(n, n).mT @ A(-a), eye, rtol=0, atol=1e-10 * size**2)
+    for far in (1e2, 1e4, 1e8):
+        for dtype in (F64, torch.float32):
+            x = torch.ones(1, n, dtype=dtype)
+            moved, turned = generator.act(x, t(far)), generator.T.act(x, t(far))
+            assert torch.isfinite(moved).all() and torch.isfinite(turned).all()
+            if name not in ("conjugate", "dense") and generator.split().order == 1:  # a contraction on each block
+                assert float(moved.norm()) <= float(x.norm()) * (1 + 1e-5)
 
 
 @given(strategies.times(min_size=3, max_size=20))
@@ -497,7 +644,8 @@ def wrapped(change=None, refuses=None) -> Backend:
 
 
 def _without_times(problem):
-    times = {"key_times": problem.key_times.detach(), "query_times": problem.query_times.detach()}
+    names = ("query_times", "key_times", "query_vectors", "key_vectors")
+    times = {name: getattr(problem, name).detach() for name in names}
     return ec.BACKENDS["reference"].run(dataclasses.replace(problem, **times))
 
 

@@ -11,7 +11,7 @@ import eigenclock as ec
 from eigenclock import cli
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "src/eigenclock/theory/README.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "src/eigenclock/theory/README.md", "docs/tutorial.md"]
 REGISTRIES = (ec.GENERATORS, ec.SCHEDULES, ec.CLOCKS, ec.ENCODINGS, ec.BACKENDS)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")

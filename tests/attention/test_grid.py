@@ -49,9 +49,30 @@ ENCODED: dict[str, tuple[Callable[[int], ec.Encoding], bool]] = {
     "two_sided(damped_rope)": (lambda kv: ec.two_sided(ec.damped_rope(D, half_life=6.0)), False),
     "two_sided(alibi)": (lambda kv: ec.two_sided(ec.alibi(D, heads=H, learn=("slope",))), False),
 }
+PLANE = ec.Axes(("x", "y"), order="x")
+ENCODED |= {
+    "gaussian_bias": (lambda kv: ec.gaussian_bias(D, heads=H, sigma=(2.0, 30.0), learn=("sigma",)), False),
+    "rope * gaussian_bias": (lambda kv: ec.rope(D) * ec.gaussian_bias(D, heads=H, sigma=9.0), False),
+    "damped_rope * gaussian_bias": (lambda kv: ec.damped_rope(D, half_life=9.0) * ec.gaussian_bias(D, heads=H, sigma=20.0), True),
+    "transformer_xl": (
+        lambda kv: ec.transformer_xl(
+            D, heads=H, kv_heads=kv, theta=30.0, weight=torch.randn(H, D, D, generator=torch.Generator().manual_seed(1)),
+            content=torch.randn(kv, D, generator=torch.Generator().manual_seed(2)),
+            position=torch.randn(H, D, generator=torch.Generator().manual_seed(3)),
+        ),
+        False,
+    ),
+    "transformer_xl * alibi": (lambda kv: ec.transformer_xl(D, heads=H, kv_heads=kv, sinusoids=4) * ec.alibi(D, heads=H), True),
+    "sandwich": (lambda kv: ec.sandwich(D, heads=H, width=6, theta=30.0, learn=("freq", "amplitude")), False),
+    "retnet": (lambda kv: ec.retnet(D, heads=H, kv_heads=kv, learn=("freq", "rate")), True),
+    "jordan_rope": (lambda kv: ec.jordan_rope(D, heads=H, kv_heads=kv, eta=0.2, half_life=9.0, learn=("freq", "rate", "eta")), True),
+    "axial_rope": (lambda kv: ec.axial_rope(D, clock=PLANE), False),
+    "mixed_rope": (lambda kv: ec.mixed_rope(D, heads=H, kv_heads=kv, clock=PLANE), False),
+    "m_rope": (lambda kv: ec.m_rope(D, pairing="half", assignment="interleaved"), False),
+}  # fmt: skip
 for _name in ENCODINGS:
     if not any(_name in row for row in ENCODED):
-        ENCODED[_name] = (lambda kv, name=_name: ec.encoding(name, head_dim=D, heads=H), True)
+        ENCODED[_name] = (lambda kv, name=_name: ec.encoding(name, head_dim=D, heads=H, kv_heads=kv), True)
 
 
 @dataclass(frozen=True)
@@ -213,6 +234,20 @@ def arguments(way: Way, dtype: torch.dtype = F64, value_width: int = D) -> tuple
     return tensors, keywords
 
 
+def on_axes(enc: ec.Encoding, keywords: dict[str, Any], way: Way) -> dict[str, Any]:
+    """The same call with a place on every axis: the times on the first, whole numbers that wander on the others."""
+    width, keys = enc.clock.width, way.queries if way.keys is None else way.keys
+    if width == 1:
+        return keywords
+    out = dict(keywords)
+    for name, length in (("times", way.queries), ("key_times", keys)):
+        if name == "times" or name in out or way.queries != keys:
+            index = torch.arange(max(keys, length))[-length:] if length else torch.arange(0)
+            first = torch.as_tensor(out.get(name, index)).double()
+            out[name] = torch.stack([first, *((index * (a + 2) % 7).double().expand(first.shape) for a in range(width - 1))], -1)
+    return out
+
+
 def dense(q: Tensor, k: Tensor, v: Tensor, enc: ec.Encoding, **keywords: Any) -> tuple[Tensor, Tensor]:
     """softmax(scores) v, zeros (and lse -inf) where a row has nothing to attend to."""
     z = ec.scores(q, k, enc, **keywords)
@@ -265,6 +300,7 @@ def test_outputs_and_gradients_in_float64(name, way):
         | {key: keywords[key] for key in WAYS[way].learn_times}
         | {f"parameter {key}": p for key, p in enc.named_parameters()}
     )
+    keywords = on_axes(enc, keywords, WAYS[way])
     expected, _ = dense(q, k, v, enc, **keywords)
     g = torch.randn_like(expected)
     want = torch.autograd.grad(expected, list(wanted.values()), g, allow_unused=True)

@@ -44,19 +44,39 @@ def hot_leaves(job: Job, tile: Tile) -> Tensor | None:
 
     Never a global leaf size from a data maximum: one busy row or one huge gap must not slow down the rest.
     """
-    if tile.kind != "causal" or (job.rate is None and job.slope is None) or tile.queries == 1 or job.leaf + 1 >= len(LEAVES):
+    graded = job.rate is not None or job.slope is not None or job.nilpotent is not None
+    if tile.kind != "causal" or not graded or tile.queries == 1 or job.leaf + 1 >= len(LEAVES):
         return None
     times = take(job.key_times, tile.key, tile.keys, tile)
     last = torch.maximum(times[..., -1:, :], take(job.query_times, tile.query, tile.queries, tile)[..., -1:, :])
     reach = torch.maximum(times[..., tile.keys // 2, :] - times[..., 0, :], last[..., 0, :] - times[..., tile.keys // 2, :])
-    load = torch.zeros(1, dtype=reach.dtype, device=reach.device)
+    load = torch.zeros(1, 1, 1, 1, dtype=reach.dtype, device=reach.device)
     if job.rate is not None:
         load = (reach * job.rate.double()[:, None, None]).amax(-1) / EXPONENT_BOUND
     if job.slope is not None:
-        load = torch.maximum(load.amax(1, keepdim=True) if load.ndim > 1 else load, reach[..., 0] * job.slope.double().max() / BIAS_BOUND)
+        load = torch.maximum(load.amax(1, keepdim=True), reach[..., 0] * job.slope.double().max() / BIAS_BOUND)
+    if job.nilpotent is not None:
+        load = torch.maximum(load.amax(1, keepdim=True), _sheared(job, tile, reach[..., 0]).amax(1, keepdim=True) / BIAS_BOUND)
     hot = (load > 1).any(1)  # over heads
     hot = hot.expand(job.q.shape[0], *hot.shape[1:]).flatten()
     return hot if bool(hot.any()) else None
+
+
+def _sheared(job: Job, tile: Tile, reach: Tensor) -> Tensor:
+    """The largest term that a power of the time can put into a logit of each leaf, (B, H, outer, count): the lag itself may be small.
+
+    |scale| |q| |k| sum_r (|N| reach)^r / r!, over the channels that N reads and writes alone.
+    """
+    assert job.nilpotent is not None
+    size = job.nilpotent.detach().abs()
+    norm = (size.sum(-1).amax(-1) * size.sum(-2).amax(-1)).sqrt()  # of N, from above
+    touched = size.amax(0)
+    rows, columns = touched.amax(-1) > 0, touched.amax(-2) > 0
+    q = torch.linalg.vector_norm(take(job.q, tile.query, tile.queries, tile).detach()[..., rows], dim=-1).amax(-1).double()
+    k = torch.linalg.vector_norm(take(job.k, tile.key, tile.keys, tile).detach()[..., columns], dim=-1).amax(-1).double()
+    stretch = job.per_head(norm, q.shape[1])[:, None, None].double() * reach.abs()
+    powers = sum(stretch**r / math.factorial(r) for r in range(1, job.order))
+    return abs(job.scale) * q * k.repeat_interleave(q.shape[1] // k.shape[1], 1) * powers
 
 
 def _countable(job: Job, tile: Tile, slack: Tensor, key_term: Tensor) -> tuple[Tensor, Tensor]:

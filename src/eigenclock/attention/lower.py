@@ -28,7 +28,7 @@ class Lowered:
 def lower(problem: Problem) -> Lowered:
     """Apply the basis and the rotations once; append the coordinates of lifts that are no linear bias."""
     split, q, k = problem.split, problem.q, problem.k
-    query_times, key_times = problem.query_times, problem.key_times
+    query_times, key_times = problem.query_vectors, problem.key_vectors
     if problem.other_lifts:
         q, k, split = _append(problem, q, k, split)
     if split.basis is not None and split.inverse is not None:
@@ -63,8 +63,7 @@ def _pairwise(split: Split) -> bool:
 
 def _per_query_head(turn: Turn, heads: int) -> Turn:
     """A run of rotations whose frequencies are one per key head, repeated for the query heads of each group."""
-    rows = turn.freq.shape[0] if turn.freq.ndim == 2 else 1
-    return turn if rows in (1, heads) else replace(turn, freq=turn.freq.repeat_interleave(heads // rows, 0))
+    return turn if turn.rows in (1, heads) else replace(turn, freq=turn.freq.repeat_interleave(heads // turn.rows, 0))
 
 
 def _map(x: Tensor, matrix: Tensor) -> Tensor:
@@ -76,14 +75,10 @@ def _map(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _append(problem: Problem, q: Tensor, k: Tensor, split: Split) -> tuple[Tensor, Tensor, Split]:
-    """Constant coordinates beside the content; the query side carries 1/scale so that the bias stays outside the scale."""
+    """Coordinates beside the content; the query side carries 1/scale where the bias stays outside the scale."""
     for lift in problem.other_lifts:
-        for_q, for_k = lift.query / problem.scale, lift.key
-        q = torch.cat([q, _constant(for_q, q)], -1)
-        k = torch.cat([k, _constant(for_k, k)], -1)
+        # Coordinates read the content as it was given, before anything else was appended to it.
+        for_queries = lift.queries(problem.q)
+        q = torch.cat([q, for_queries if lift.scaled else for_queries / problem.scale], -1)
+        k = torch.cat([k, lift.keys(problem.k)], -1)
     return q, k, side_by_side([split, *(lift.generator.split() for lift in problem.other_lifts)])
-
-
-def _constant(value: Tensor, x: Tensor) -> Tensor:
-    rows = value if value.ndim == 2 else value[None]
-    return rows[None, :, None].to(x.dtype).expand(x.shape[0], x.shape[1], x.shape[2], value.shape[-1])

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.attention.times import check_order, read_times
+from eigenclock.attention.times import along_order, check_order, read_times
 from eigenclock.clocks import duration
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ConfigError, GrowthError, ShapeError
@@ -17,8 +17,9 @@ from eigenclock.theory import Generator, Lift, Split
 class Problem:
     """One attention call after every check, as the backends see it.
 
-    query_times (B|1, H|1, T) and key_times (B|1, H|1, S): float64 ticks with a common origin. ``cross``: causality is decided by time
-    instead of index. window: keys by count, span: by time. documents (B|1, T): run numbers. key_mask (B|1, S), allowed (B|1, H|1, T|1, S).
+    query_times (B|1, H|1, T) and key_times (B|1, H|1, S): float64 ticks with a common origin, which say what came before.
+    query_vectors and key_vectors: what the generator acts with: the same, or (B|1, H|1, T, axes) on a clock of several axes.
+    ``cross``: causality is decided by time instead of index. window: keys by count, span: by time. documents (B|1, T): run numbers. key_mask (B|1, S), allowed (B|1, H|1, T|1, S).
     """
 
     q: Tensor
@@ -27,6 +28,8 @@ class Problem:
     encoding: Encoding
     query_times: Tensor
     key_times: Tensor
+    query_vectors: Tensor
+    key_vectors: Tensor
     cross: bool
     causal: bool
     window: int | None
@@ -61,8 +64,8 @@ class Problem:
 
 
 def needs_order(split: Split, lifts: tuple[Lift, ...]) -> bool:
-    """Whether an encoding does more than turn: then a key after its query would grow, or be rewarded."""
-    return split.rate is not None or split.nilpotent is not None or bool(lifts)
+    """Whether a key after its query would grow or be rewarded: something decays, shears, or adds a bias with a direction."""
+    return split.rate is not None or split.nilpotent is not None or any(lift.directed for lift in lifts)
 
 
 def build(
@@ -76,7 +79,7 @@ def build(
     key_mask, allowed = _read_mask(mask, b, h, t, s)
     cross = key_times is not None or s != t
     runs = _read_documents(documents, b, t, cross)
-    query_ticks, key_ticks = read_times(
+    vectors = read_times(
         encoding.clock,
         times,
         key_times,
@@ -90,6 +93,7 @@ def build(
         key_x=key_x,
         device=q.device,
     )
+    query_ticks, key_ticks = along_order(vectors, encoding.clock, cross=cross, causal=causal)
     for name, ticks, heads in (("times", query_ticks, (1, h)), ("key_times", key_ticks, (1, k.shape[1], h))):
         if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:
             raise ShapeError(f"got {name} for {ticks.shape[0]} rows and {ticks.shape[1]} heads; expected (T,), ({b}, T) or ({b}, {h}, T)")
@@ -97,7 +101,7 @@ def build(
     generator, lifts = encoding.generator(q.device), encoding.lifts(q.device)
     slopes = [lift.slope for lift in lifts if lift.slope is not None]
     problem = Problem(
-        q, k, v, encoding, query_ticks, key_ticks, cross, causal, count, span, runs, key_mask, allowed,
+        q, k, v, encoding, query_ticks, key_ticks, *vectors, cross, causal, count, span, runs, key_mask, allowed,
         d**-0.5 if scale is None else float(scale), want_lse, generator, generator.split(), lifts,
         sum(slopes[1:], slopes[0]).expand(h) if slopes else None,
     )  # fmt: skip
@@ -205,6 +209,12 @@ def _read_window(window: int | str | None, encoding: Encoding) -> tuple[int | No
 def _check_law(problem: Problem) -> None:
     """Decays and biases need a direction and times in order; windows need a direction."""
     encoding = problem.encoding
+    axes = {turn.axes for turn in problem.split.turns} | ({1} if problem.ordered or problem.lifts else set())
+    if not axes <= {encoding.clock.width}:
+        raise ConfigError(
+            f"got {encoding} on a clock with {encoding.clock.width} numbers per token; expected rotations over as many axes and nothing "
+            "that decays or adds a bias: build it with axial_rope, mixed_rope or m_rope"
+        )
     if problem.ordered and not problem.causal and encoding.sides == 1:
         raise GrowthError(
             f"got causal=False for {encoding}, which {'decays' if problem.split.rate is not None else 'adds a signed bias'}: "
@@ -223,8 +233,11 @@ def _check_heads(problem: Problem) -> None:
     h, g = problem.q.shape[1], problem.k.shape[1]
     split = problem.split
     on_keys = [turn.freq for turn in split.turns] + [x for x in (split.rate, split.nilpotent, split.basis) if x is not None]
-    rows = {x.shape[0] for x, flat in [(p, 1) for p in on_keys if p is not split.nilpotent and p is not split.basis] if x.ndim > flat}
+    rows = {turn.rows for turn in split.turns}
+    rows |= {split.rate.shape[0]} if split.rate is not None and split.rate.ndim > 1 else set()
     rows |= {x.shape[0] for x in (split.nilpotent, split.basis) if x is not None and x.ndim > 2}
+    for lift in problem.lifts:
+        rows |= {x.shape[0] for x, flat in ((lift.key, 1), (lift.key_map, 2)) if x is not None and x.ndim > flat}
     bad = rows - {1, g}
     if bad:
         n = bad.pop()

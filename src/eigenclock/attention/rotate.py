@@ -24,12 +24,12 @@ class Table:
 
 
 def make_table(times: Tensor, turn: Turn, dtype: torch.dtype) -> Table:
-    """The table of one run for tensors of ``dtype``; times (B|1, H|1, T) float64, turn.freq (n,), (1, n) or (H, n).
+    """The table of one run for tensors of ``dtype``; times (B|1, H|1, T) float64, with one more axis where the run has several axes.
 
     Stability: angles are float64 products, reduced by whole turns and rounded once.
     """
-    freq = turn.freq if turn.freq.ndim == 2 else turn.freq[None]
-    angle = times[..., None] * freq.double()[:, None]
+    freq = turn.per_head.double()
+    angle = times[..., None] * freq[:, None] if turn.axes == 1 else times @ freq
     if torch.compiler.is_compiling():
         return Table(turn, angle, None)
     small = reduced(angle.detach()).to(torch.promote_types(dtype, torch.float32))

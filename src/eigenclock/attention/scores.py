@@ -11,7 +11,7 @@ from eigenclock.attention.masks import dense_visible
 from eigenclock.attention.problem import Problem, build
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
-from eigenclock.theory import Zero
+from eigenclock.theory import Lift, Zero
 
 _ELEMENTS = 1 << 24
 """Largest number of float64 elements of one block of q x keys x width."""
@@ -78,11 +78,24 @@ def dense_logits(problem: Problem, rows: slice = slice(None)) -> Float[Tensor, "
 def _logits(problem: Problem, rows: slice) -> Tensor:
     seen = dense_visible(problem, rows)
     # The lag of a pair that is not seen is set to 0: exp of a future lag would overflow, and 0 * inf is NaN in the backward.
-    lag = (problem.query_times[:, :, rows, None] - problem.key_times[:, :, None, :]).masked_fill(~seen, 0.0)
+    vectors = problem.query_vectors[:, :, rows].unsqueeze(3) - problem.key_vectors.unsqueeze(2)
+    lag = vectors.masked_fill(~(seen if vectors.ndim == seen.ndim else seen.unsqueeze(-1)), 0.0)
     z = _content(problem, problem.q[:, :, rows].double(), lag) * problem.scale
     for lift in problem.lifts:
-        z = z + lift.bias(lag.abs() if problem.two_sided else lag)
+        bias = _bias(problem, lift, rows, lag.abs() if problem.two_sided else lag)
+        z = z + (bias * problem.scale if lift.scaled else bias)
     return z.masked_fill(~seen, -math.inf)
+
+
+def _bias(problem: Problem, lift: Lift, rows: slice, lag: Tensor) -> Tensor:
+    """The bias of every pair, (B|1, H|1, T, S)."""
+    if not lift.reads_content:
+        return lift.bias(lag)
+    h = problem.q.shape[1]
+    query, key = lift.queries(problem.q[:, :, rows].double()), lift.keys(problem.k.double())
+    key = key.repeat_interleave(h // key.shape[1], 1)
+    x = key.unsqueeze(1).expand(-1, query.shape[2], -1, -1, -1)  # heads next to time, as generators expect
+    return torch.einsum("bhtn,bthsn->bhts", query, lift.generator.act(x, lag.transpose(1, 2)))
 
 
 def _content(problem: Problem, q: Tensor, lag: Tensor) -> Tensor:

@@ -183,6 +183,7 @@ def _in_order(problem: Problem) -> tuple[Problem, Tensor]:
     sorted_times = times.expand(rows, 1, t).gather(-1, full[:, None])
     problem = replace(
         problem, q=tokens(problem.q), k=tokens(problem.k), v=tokens(problem.v), query_times=sorted_times, key_times=sorted_times,
+        query_vectors=sorted_times, key_vectors=sorted_times,
         documents=per_token(problem.documents), key_mask=per_token(problem.key_mask), allowed=allowed,
     )  # fmt: skip
     return problem, full.argsort(-1)

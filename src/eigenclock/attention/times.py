@@ -1,6 +1,6 @@
 """Reading the times of a call: one origin for queries and keys, order checked, padding and documents smoothed over."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,19 +13,27 @@ if TYPE_CHECKING:
     from eigenclock.attention.problem import Problem
 
 
+class Times(NamedTuple):
+    """The times of a call, float64 with a common origin: ``queries`` (B|1, H|1, T) and ``keys`` (B|1, H|1, S), with one last axis more
+    where the clock has several axes."""
+
+    queries: Tensor
+    keys: Tensor
+
+
 def read_times(
     clock: Clock, times: Any, key_times: Any, t: int, s: int, *, cross: bool, causal: bool, documents: Tensor | None,
     key_mask: Tensor | None,
     x: Tensor | None, key_x: Tensor | None, device: torch.device,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Query and key ticks, (B|1, H|1, T) and (B|1, H|1, S), float64 with a common origin.
+) -> Times:  # fmt: skip
+    """Query and key times read by a clock.
 
     With no times given, queries and keys of different length are a decode step: the queries are the last ``t`` positions.
     """
     if not cross:
-        ticks = with_heads(clock(times, length=t, documents=documents, mask=key_mask, x=x, device=device).ticks)
+        ticks = with_heads(clock(times, length=t, documents=documents, mask=key_mask, x=x, device=device).ticks, clock.width)
         _check_length("times", ticks, t)
-        return ticks, ticks
+        return Times(ticks, ticks)
     if key_times is None and times is not None:
         raise ShapeError(
             f"got times for {t} queries and none for {s} keys; expected key_times= as well (queries and keys share no clock otherwise)"
@@ -38,19 +46,36 @@ def read_times(
                 f"got {t} queries and {s} keys without times; expected times= and key_times= "
                 "(left out, they mean a decode step: causal, the queries being the last positions of the keys)"
             )
-        keys = with_heads(clock(None, length=s, mask=key_mask, x=key_x, device=device).ticks)
-        return keys[..., s - t :], keys
+        keys = with_heads(clock(None, length=s, mask=key_mask, x=key_x, device=device).ticks, clock.width)
+        return Times(keys[:, :, s - t :], keys)
     reading = clock(key_times, length=s, x=key_x, device=device)
-    keys, queries = with_heads(reading.ticks), with_heads(clock(times, length=t, origin=reading.origin, x=x, device=device).ticks)
+    keys = with_heads(reading.ticks, clock.width)
+    queries = with_heads(clock(times, length=t, origin=reading.origin, x=x, device=device).ticks, clock.width)
     _check_length("key_times", keys, s)
     _check_length("times", queries, t)
-    return queries, keys
+    return Times(queries, keys)
+
+
+def along_order(times: Times, clock: Clock, *, cross: bool, causal: bool) -> Times:
+    """The scalar times that say what came before: the times themselves, or one axis of several (zeros where none orders)."""
+    if clock.width == 1:
+        return times
+    axis = clock.order_axis
+    if axis is None and cross and causal:
+        raise ClockError(
+            "got causal cross attention on a clock of several axes, none of which says what came before; "
+            "expected causal=False, a clock with order= set to one of its axes, or a mask of 4 axes"
+        )
+    if times.queries is times.keys:
+        one = times.keys[..., axis] if axis is not None else torch.zeros_like(times.keys[..., 0])
+        return Times(one, one)
+    return Times(*(x[..., axis] if axis is not None else torch.zeros_like(x[..., 0]) for x in times))
 
 
 def _check_length(name: str, ticks: Tensor, length: int) -> None:
-    if ticks.shape[-1] != length:
+    if ticks.shape[2] != length:
         raise ShapeError(
-            f"got {name} for {ticks.shape[-1]} tokens; expected {length}, the length of the {'keys' if name == 'key_times' else 'queries'}"
+            f"got {name} for {ticks.shape[2]} tokens; expected {length}, the length of the {'keys' if name == 'key_times' else 'queries'}"
         )
 
 

@@ -13,6 +13,8 @@ from eigenclock.registry import lookup
 
 COMMANDS = {  # name: (module, what it does)
     "compare": ("eigenclock.cli.compare", "train a small GPT once per positional encoding and compare them on held-out text"),
+    "show": ("eigenclock.cli.show", "show the blocks of an encoding, what it can tell apart, and its lag kernels"),
+    "cite": ("eigenclock.cli.cite", "print BibTeX for the recipes, schedules and clock of an encoding"),
     "bench": ("eigenclock.cli.bench", "measure speed and memory beside plain attention and judge them by their targets"),
 }
 

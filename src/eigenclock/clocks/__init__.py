@@ -1,15 +1,21 @@
 """What time is: one file per clock."""
 
+from eigenclock.clocks.axes import Axes
 from eigenclock.clocks.clock import Clock, Reading
+from eigenclock.clocks.column import Column
 from eigenclock.clocks.documents import Documents
 from eigenclock.clocks.index import Index
+from eigenclock.clocks.sessions import Sessions
 from eigenclock.clocks.timestamps import Timestamps
 from eigenclock.clocks.units import duration
 
 CLOCKS: dict[str, type[Clock]] = {
     "index": Index,
+    "axes": Axes,
     "timestamps": Timestamps,
+    "sessions": Sessions,
+    "column": Column,
     "documents": Documents,
 }
 
-__all__ = ["CLOCKS", "Clock", "Documents", "Index", "Reading", "Timestamps", "duration"]
+__all__ = ["CLOCKS", "Axes", "Clock", "Column", "Documents", "Index", "Reading", "Sessions", "Timestamps", "duration"]

@@ -29,6 +29,11 @@ class Clock(nn.Module):
     width: int = 1
     decreasing: str = "refuse"
 
+    @property
+    def order_axis(self) -> int | None:
+        """Which of several times says what came before; None where none does."""
+        return None
+
     @abstractmethod
     def forward(
         self,
@@ -41,7 +46,8 @@ class Clock(nn.Module):
         x: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
-        """Times as float64 ticks of shape (T,), (B, T) or (B, H, T), the origin subtracted exactly.
+        """Times as float64 ticks of shape (T,), (B, T) or (B, H, T), with a last axis of ``width`` where that is above 1; the origin is
+        subtracted exactly.
 
         ``origin`` is one returned before, so that queries and keys share it. ``times=None`` is the clock's own count of ``length``
         tokens; ``documents`` and ``mask`` (True = a real token) matter to clocks that restart or pause.
@@ -68,8 +74,11 @@ def check_rank(ticks: Tensor) -> None:
         raise ShapeError(f"got times of shape {tuple(ticks.shape)}; expected (T,), (B, T) or (B, H, T)")
 
 
-def with_heads(times: Tensor) -> Tensor:
-    """Times of any rank as (B|1, H|1, T): (B, T) never becomes (H, T)."""
+def with_heads(times: Tensor, width: int = 1) -> Tensor:
+    """Times of any rank as (B|1, H|1, T): (B, T) never becomes (H, T). With ``width`` above 1 a last axis follows, one time each."""
+    if width > 1:
+        check_rank(times[..., 0])
+        return times[None, None] if times.ndim == 2 else times.unsqueeze(1) if times.ndim == 3 else times
     check_rank(times)
     return times.reshape(1, 1, -1) if times.ndim == 1 else times.unsqueeze(1) if times.ndim == 2 else times
 

@@ -35,10 +35,12 @@ def seconds(unit: str) -> Fraction:
 def duration(value: "float | str", unit: str | None) -> float:
     """A duration in the unit of a clock: numbers are taken as they are, "30min" is converted.
 
-    Raises: ConfigError where the text is no duration, or the clock counts steps and has no unit.
+    Where the clock counts something other than time, text may name that unit and no other: "1000 shares".
 
-    >>> duration("30min", "s")
-    1800.0
+    Raises: ConfigError where the text is no duration, or the clock counts steps and has no unit, or counts something else.
+
+    >>> duration("30min", "s"), duration("1000 shares", "shares")
+    (1800.0, 1000.0)
     """
     if not isinstance(value, str):
         return float(value)
@@ -55,5 +57,11 @@ def duration(value: "float | str", unit: str | None) -> float:
         raise ConfigError(
             f"got the duration {value!r} for a clock that counts steps; "
             "give a number of steps, or a clock with a unit such as Timestamps('ns')"
+        )
+    if unit not in SECONDS:
+        if match[2] == unit:
+            return float(number)
+        raise ConfigError(
+            f"got the duration {value!r} for a clock that counts {unit}; expected a number of {unit}, such as 1000 or '1000 {unit}'"
         )
     return float(number * seconds(match[2]) / seconds(unit))

@@ -3,15 +3,27 @@
 from collections.abc import Callable
 
 from eigenclock.encodings.alibi import alibi
+from eigenclock.encodings.axial_rope import axial_rope
 from eigenclock.encodings.base import Encoding
+from eigenclock.encodings.cite import cite
 from eigenclock.encodings.damped_rope import damped_rope
 from eigenclock.encodings.decay import decay
 from eigenclock.encodings.decay_bias import decay_bias
+from eigenclock.encodings.gaussian_bias import gaussian_bias
+from eigenclock.encodings.grape_m import grape_m
+from eigenclock.encodings.hyperbolic import hyperbolic
+from eigenclock.encodings.jordan_rope import jordan_rope
+from eigenclock.encodings.m_rope import m_rope
+from eigenclock.encodings.mixed_rope import mixed_rope
 from eigenclock.encodings.nope import nope
 from eigenclock.encodings.parameter import Parameter
+from eigenclock.encodings.retnet import retnet
 from eigenclock.encodings.rope import rope
+from eigenclock.encodings.sandwich import sandwich
 from eigenclock.encodings.spec import encoding
+from eigenclock.encodings.transformer_xl import transformer_xl
 from eigenclock.encodings.two_sided import two_sided
+from eigenclock.encodings.xpos import xpos
 
 ENCODINGS: dict[str, Callable[..., Encoding]] = {
     "nope": nope,
@@ -20,19 +32,42 @@ ENCODINGS: dict[str, Callable[..., Encoding]] = {
     "rope": rope,
     "damped_rope": damped_rope,
     "alibi": alibi,
+    "xpos": xpos,
+    "retnet": retnet,
+    "jordan_rope": jordan_rope,
+    "sandwich": sandwich,
+    "gaussian_bias": gaussian_bias,
+    "transformer_xl": transformer_xl,
+    "axial_rope": axial_rope,
+    "mixed_rope": mixed_rope,
+    "m_rope": m_rope,
+    "hyperbolic": hyperbolic,
+    "grape_m": grape_m,
     "two_sided": two_sided,
 }
 
 __all__ = [
+    "transformer_xl",
+    "mixed_rope",
+    "m_rope",
+    "gaussian_bias",
+    "axial_rope",
     "ENCODINGS",
     "Encoding",
     "Parameter",
     "alibi",
+    "cite",
     "damped_rope",
     "decay",
     "decay_bias",
     "encoding",
+    "grape_m",
+    "hyperbolic",
+    "jordan_rope",
     "nope",
+    "retnet",
     "rope",
+    "sandwich",
     "two_sided",
+    "xpos",
 ]

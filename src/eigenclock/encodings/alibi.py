@@ -1,6 +1,6 @@
 """ALiBi: a linear penalty on the lag, the nilpotent block of order 2 lifted on constants."""
 
-from typing import Any
+from typing import Any, cast
 
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
@@ -8,7 +8,7 @@ from eigenclock.encodings.decay_bias import no_content
 from eigenclock.encodings.parameter import Parameter, as_numbers
 from eigenclock.encodings.rates import Numbers, fit_rows, read_learn
 from eigenclock.errors import GrowthError
-from eigenclock.schedules import alibi_slopes
+from eigenclock.schedules import Schedule, alibi_slopes
 from eigenclock.theory import Lift, linear_bias
 
 
@@ -24,7 +24,8 @@ def alibi(
     """Attention with linear biases: logit = q . k / sqrt(d) - slope_h (t - s), added after the scale.
 
     Args:
-        slopes: one number or (heads,); left out, the published slopes for this number of heads.
+        slopes: one number or (heads,); left out, the published slopes for this number of heads. A schedule such as
+            ``alibi_slopes("single_geometric_sequence")`` names another rule, or the shard of a larger model that these heads are.
         learn: "slope" to train the slopes (on a log scale).
     Units: logits per unit of the clock; on timestamps in seconds, a slope per second.
     Raises: GrowthError where a slope is negative.
@@ -34,7 +35,8 @@ def alibi(
     JordanForm('64Z + 1Z2')
     """
     chosen = read_learn(learn, ("slope",))
-    values = alibi_slopes()(heads).values if slopes is None else as_numbers(slopes, "slopes")
+    schedule = alibi_slopes() if slopes is None else slopes
+    values = cast(Schedule, schedule)(heads).values if callable(schedule) else as_numbers(schedule, "slopes")
     if bool((values < 0).any()):
         raise GrowthError(
             f"got a slope of {float(values.min()):g}; expected slopes >= 0: the bias is -slope * (t - s), a negative slope rewards distance"

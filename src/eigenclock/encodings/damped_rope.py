@@ -1,6 +1,5 @@
 """Damped RoPE: each pair of channels turns and shrinks with time."""
 
-import math
 from typing import Any
 
 from eigenclock.clocks import Clock
@@ -8,7 +7,7 @@ from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter
 from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn, read_rates
 from eigenclock.encodings.rope import read_frequencies
-from eigenclock.schedules.spectrum import exact
+from eigenclock.schedules import retnet_rates
 from eigenclock.theory import DampedRotation, Generator, Rotation
 
 
@@ -32,7 +31,7 @@ def damped_rope(
     Args:
         theta, freq: as in :func:`rope`.
         rate, half_life: one number, (pairs,) or (heads, pairs); half_life=(lo, hi) spreads over the pairs, the fastest pair first.
-            Left out, the rates of RetNet: -ln(1 - 2^(-5-h)) in head h.
+            Left out, the rates of RetNet: -ln(1 - 2^(-5-h)) in head h. A schedule such as ``xpos_rates()`` gives one rate per pair.
         learn: any of "freq", "rate", trained on a log scale, per head and pair.
     Units: rate and radians per unit of the clock.
     Raises: GrowthError where a rate is negative; ShapeError where head_dim is odd.
@@ -48,15 +47,16 @@ def damped_rope(
     frequencies = read_frequencies(theta, freq, pairs, rows, "freq" in chosen)
     rates = read_rates(rate, half_life, pairs, clock)
     if rates is None:
-        rates = exact([[-math.log1p(-(2.0 ** (-5 - h)))] for h in range(rows[0])]).expand(-1, pairs)
+        rates = retnet_rates()(rows[0]).values[:, None].expand(-1, pairs)
     rates = fit_rows(rates, pairs, rows, "rate", "rate" in chosen)
     Rotation(frequencies, pairing)  # refuses an unknown pairing here
     options: dict[str, Any] = {"theta": theta, "freq": freq, "rate": rate, "half_life": half_life, "learn": list(chosen) or None}
     if pairing != "interleaved":
         options["pairing"] = pairing
     parameters = {"freq": Parameter(frequencies, "freq" in chosen), "rate": Parameter(rates, "rate" in chosen)}
-    return Recipe("damped_rope", head_dim, heads, kv_heads, clock, options, parameters, _content)
+    return Recipe("damped_rope", head_dim, heads, kv_heads, clock, options, parameters, damped_pairs)
 
 
-def _content(values: Values, recipe: Recipe) -> Generator:
+def damped_pairs(values: Values, recipe: Recipe) -> Generator:
+    """L from the rates and frequencies of a recipe."""
     return DampedRotation(values["rate"], values["freq"], str(recipe.options.get("pairing", "interleaved")))

@@ -25,7 +25,8 @@ def decay_bias(
     The softmax twin of :func:`decay`: exp(logit) carries exp(-rate (t - s)). It is ALiBi with slope = rate.
 
     Args:
-        rate, half_life: one number or (heads,); half_life=(lo, hi) spreads geometrically over the heads.
+        rate, half_life: one number or (heads,), or a schedule such as ``retnet_rates()``; half_life=(lo, hi) spreads geometrically over
+            the heads.
         learn: "rate" to train the rates (on a log scale).
     Units: rate per unit of the clock.
     Raises: GrowthError where a rate is negative; ConfigError where neither or both of rate and half_life are given.

@@ -72,22 +72,23 @@ class Parameter(nn.Module):
         return f"shape={tuple(self.initial.shape)}, {'learned, ' + self.constraint if self.learned else 'fixed'}"
 
 
-def as_numbers(value: Any, what: str) -> Tensor:
-    """Numbers given as a scalar, sequence, array or tensor, as a finite float64 tensor of at most two axes.
+def as_numbers(value: Any, what: str, axes: int = 2) -> Tensor:
+    """Numbers given as a scalar, sequence, array or tensor, as a finite float64 tensor of at most ``axes`` axes.
 
-    Raises: ConfigError where they are not numbers, not finite, or have more than two axes.
+    Raises: ConfigError where they are not numbers, not finite, or have more axes.
     """
+    shapes = "(), (n,) or (heads, n)" if axes == 2 else f"at most {axes} axes"
     try:
         array = np.asarray(_listed(value))
         if array.dtype.kind not in "biuf":  # text would be read as a number, complex would lose a part
             raise TypeError
         numbers = exact(array)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"got {what}={value!r}; expected a number, or numbers of shape (n,) or (heads, n)") from None
-    if numbers.ndim > 2 or not bool(torch.isfinite(numbers).all()):
+        raise ConfigError(f"got {what}={value!r}; expected a number, or numbers of shape {shapes}") from None
+    if numbers.ndim > axes or not bool(torch.isfinite(numbers).all()):
         raise ConfigError(
             f"got {what} of shape {tuple(numbers.shape)}, finite: {bool(torch.isfinite(numbers).all())}; "
-            "expected finite numbers of shape (), (n,) or (heads, n)"
+            f"expected finite numbers of shape {shapes}"
         )
     return numbers
 

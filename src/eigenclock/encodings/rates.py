@@ -1,7 +1,7 @@
 """Reading rates: a rate or a half-life, one number, a spread, or one per pair and head."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -9,9 +9,9 @@ from eigenclock.clocks import CLOCKS, Clock, Index, duration
 from eigenclock.encodings.parameter import as_numbers
 from eigenclock.errors import ConfigError, GrowthError, ShapeError
 from eigenclock.registry import nearest
-from eigenclock.schedules import half_lives
+from eigenclock.schedules import Schedule, half_lives
 
-Numbers = Any  # a number, a duration string, (lo, hi), a sequence, an array or a tensor
+Numbers = Any  # a number, a duration string, (lo, hi), a sequence, an array, a tensor or a schedule
 
 
 def clock_or_index(clock: Clock | None) -> Clock:
@@ -30,8 +30,8 @@ def clock_or_index(clock: Clock | None) -> Clock:
 def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | None) -> Tensor | None:
     """Rates in float64, (1,), (columns,) or (heads, columns); None where neither is given.
 
-    rate = ln 2 / half-life. ``half_life`` takes durations such as "30min" where the clock has a unit, and (lo, hi) spreads the
-    half-lives geometrically over the columns, the fastest first.
+    rate = ln 2 / half-life. ``rate`` may be a schedule, which gives one rate per column. ``half_life`` takes durations such as "30min"
+    where the clock has a unit, and (lo, hi) spreads the half-lives geometrically over the columns, the fastest first.
 
     Raises: ConfigError where both are given or a number is not one; GrowthError where a rate is negative.
     """
@@ -39,7 +39,7 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | N
     if rate is not None and half_life is not None:
         raise ConfigError("got both rate and half_life; expected one of them (rate = ln 2 / half_life)")
     if rate is not None:
-        rates = as_numbers(rate, "rate")
+        rates = cast(Schedule, rate)(columns).values if callable(rate) else as_numbers(rate, "rate")
         if bool((rates < 0).any()):
             raise GrowthError(
                 f"got a rate of {float(rates.min()):g}; expected rates >= 0 (exp(-rate * t)): a snippet's alpha <= 0 is minus this rate"
@@ -54,6 +54,11 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | N
         raise ConfigError(f"got a half-life of {float(lives.min()):g}; expected times above 0")
     rates = math.log(2) / lives
     return rates.reshape(1) if rates.ndim == 0 else rates
+
+
+def durations(value: Any, clock: Clock | None) -> Any:
+    """A value in which durations such as "30min" have become numbers in the unit of the clock; anything else stays as it is."""
+    return _durations(value, clock_or_index(clock).unit)
 
 
 def _durations(value: Any, unit: str | None) -> Any:
@@ -103,4 +108,4 @@ def even(width: int, what: str) -> int:
     return width // 2
 
 
-__all__ = ["Numbers", "clock_or_index", "even", "fit_rows", "read_learn", "read_rates"]
+__all__ = ["Numbers", "clock_or_index", "durations", "even", "fit_rows", "read_learn", "read_rates"]

@@ -40,6 +40,9 @@ def rope(
     rope(head_dim=64, heads=1, theta=500000)
     >>> rope(64, rotary_dim=16).form
     JordanForm('8R + 48Z')
+    >>> from eigenclock.schedules import proportional
+    >>> print(rope(64, freq=proportional(0.25)))  # p-RoPE: the 8 highest of all 32 frequencies, which rotary_dim=16 would not give
+    rope(head_dim=64, heads=1, freq=proportional(share=0.25, theta=10000.0))
     """
     width = head_dim if rotary_dim is None else rotary_dim
     pairs = even(width, "head_dim" if rotary_dim is None else "rotary_dim")

@@ -169,13 +169,14 @@ def to_text(spec: Any) -> str:
 
 
 def schedule_spec(schedule: Any) -> dict[str, Any]:
-    """The plain data of a schedule: its registered name and its fields."""
+    """The plain data of a schedule: its registered name and the fields that are given."""
     name = next((n for n, kind in SCHEDULES.items() if kind is type(schedule)), None)
     if name is None or not dataclasses.is_dataclass(schedule):
         raise ConfigError(
             f"got the schedule {schedule!r}, which is not registered; expected one of {', '.join(SCHEDULES)} (or register it)"
         )
-    return {"name": name} | {f.name: getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
+    fields = {f.name: getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
+    return {"name": name} | {key: value for key, value in fields.items() if value is not None}
 
 
 __all__ = ["encoding", "from_text", "schedule_spec", "to_text"]

@@ -156,12 +156,17 @@ def _check_gradients(generator: Generator, unit: float, atol: float, where: str)
 
 
 def check_schedule(
-    schedule: Any, *, expected: dict[int, Any] | None = None, sizes: tuple[int, ...] = (1, 2, 3, 12, 64), atol: float = 1e-12
+    schedule: Any,
+    *,
+    expected: dict[int, Any] | None = None,
+    sizes: tuple[int, ...] = (1, 2, 3, 12, 64),
+    atol: float = 1e-12,
+    zeros: bool = False,
 ) -> None:
     """The laws of a schedule: n -> Spectrum of n (or heads x n) positive, finite float64 values, the same each time.
 
     It must be a frozen dataclass (so that a spec can hold it), state its units in its docstring, and meet the published numbers given as
-    ``expected`` = {n: values}.
+    ``expected`` = {n: values}. ``zeros``: whether 0 is one of its values (pairs that do not turn).
 
     Raises: LawError.
 
@@ -179,7 +184,9 @@ def check_schedule(
         fits = values.ndim in (1, 2) and values.shape[-1] == n
         holds(f"{n} values for n = {n}", where, fits, tuple(values.shape), f"({n},) or (heads, {n})")
         holds("values are float64", where, values.dtype == torch.float64, values.dtype, torch.float64)
-        holds("values are positive and finite", where, bool((torch.isfinite(values) & (values > 0)).all()), values.tolist(), "> 0, finite")
+        good = torch.isfinite(values) & ((values >= 0) if zeros else (values > 0))
+        law = f"values are {'not negative' if zeros else 'positive'} and finite"
+        holds(law, where, bool(good.all()), values.tolist(), f"{'>=' if zeros else '>'} 0, finite")
         scale = spectrum.attention_scale
         holds("the attention scale is positive and finite", where, 0 < scale < float("inf"), scale, "> 0, finite")
         close("the same n gives the same values", where, schedule(n).values, values, 0.0)

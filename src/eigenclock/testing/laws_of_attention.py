@@ -4,15 +4,17 @@ import copy
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eigenclock.attention import BACKENDS, Backend, attention, scores
-from eigenclock.attention.problem import build
+from eigenclock.attention.problem import build, needs_order
 from eigenclock.encodings import Encoding, alibi, damped_rope, decay, decay_bias, encoding, nope, rope, two_sided
 from eigenclock.testing.laws import LawError, close, holds
+from eigenclock.theory import Generator
 
 Formula = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -25,8 +27,8 @@ def check_encoding(enc: Encoding, *, times: Any = None, formula: Formula | None 
     ``.bfloat16()``, a copy and construction on the meta device leave the numbers alone; every learned number gets a gradient.
 
     Args:
-        times: increasing example times (T,), in the unit its clock reads; left out, irregular float64 times between 0 and 12. Choose
-            them so that they last a few half-lives: lags too small to matter prove little.
+        times: increasing example times (T,), or (T, axes), in the unit its clock reads; left out, irregular float64 times between 0 and
+            12. Choose them so that they last a few half-lives: lags too small to matter prove little.
         formula: the scores of the source written out, (q, k, query_times, key_times) -> logits, scaled, in float64, before any mask.
         compiled: also run it under ``torch.compile(fullgraph=True)`` (a few seconds).
     Shape: formula takes q (1, H, T, D), k (1, G, T, D), times (T,) in ticks, and returns (1, H, T, T).
@@ -38,9 +40,10 @@ def check_encoding(enc: Encoding, *, times: Any = None, formula: Formula | None 
     where = str(enc)
     random = torch.Generator().manual_seed(0)
     if times is None:
-        times = torch.rand(9, dtype=torch.float64, generator=random).cumsum(0).mul(4096).round().div(4096) * 2.5
+        steps = torch.rand(9, *((enc.clock.width,) if enc.clock.width > 1 else ()), dtype=torch.float64, generator=random)
+        times = steps.cumsum(0).mul(4096).round().div(4096) * 2.5
     times = torch.as_tensor(times)
-    h, g, n = enc.heads, enc.kv_heads or enc.heads, times.shape[-1]
+    h, g, n = enc.heads, enc.kv_heads or enc.heads, times.shape[0]
     q, k, v = (torch.randn(1, heads, n, enc.head_dim, dtype=torch.float64, generator=random) for heads in (h, g, g))
     base = scores(q, k, enc, times=times)
     for causal in (True, False) if _both_ways(enc) else (True,):
@@ -77,33 +80,50 @@ def check_encoding(enc: Encoding, *, times: Any = None, formula: Formula | None 
 def _both_ways(enc: Encoding) -> bool:
     """Whether it may be used without ``causal``: it is two-sided, or only turns."""
     split = enc.generator().split()
-    return enc.sides == 2 or (split.rate is None and split.nilpotent is None and not enc.lifts())
+    return enc.sides == 2 or not needs_order(split, enc.lifts())
 
 
 def _check_dense(enc: Encoding, q: Tensor, k: Tensor, times: Tensor, z: Tensor, formula: Formula | None, atol: float, where: str) -> None:
     """The scores against dense matrix exponentials, and against the formula of the source."""
     ticks = enc.clock(times).ticks
-    lag = ticks[:, None] - ticks
+    lag = ticks[:, None] - ticks  # (T, S), or (T, S, axes)
     seen = torch.isfinite(z)
-    lag = lag.clamp_min(0.0)  # what lies in the future is masked
-    L = enc.generator().matrix()
-    keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    L = L.expand(k.shape[1], *L.shape[-2:]).repeat_interleave(q.shape[1] // k.shape[1], 0)
-    moved = torch.linalg.matrix_exp(lag[None, :, :, None, None] * L[:, None, None])  # (H, T, S, D, D)
-    dense = torch.einsum("bhti,htsij,bhsj->bhts", q, moved, keys) * enc.head_dim**-0.5
+    if enc.clock.width == 1:
+        lag = lag.clamp_min(0.0)  # what lies in the future is masked
+    heads = q.shape[1]
+    keys = k.repeat_interleave(heads // k.shape[1], 1)
+    dense = _dense(enc.generator(), q, keys, lag) * enc.head_dim**-0.5
     for lift in enc.lifts():
-        dense = dense + lift.bias(lag.expand(q.shape[1], *lag.shape))
+        bias = _dense(lift.generator, lift.queries(q), lift.keys(k).repeat_interleave(heads // k.shape[1], 1), lag)
+        dense = dense + (bias * enc.head_dim**-0.5 if lift.scaled else bias)
     close("scores are scale * q^T exp((t-s)L) k + bias", where, torch.where(seen, z, 0.0), torch.where(seen, dense, 0.0), atol)
     if formula is not None:
         written = formula(q, k, ticks, ticks).double()
         close("scores are those of the formula", where, torch.where(seen, z, 0.0), torch.where(seen, written, 0.0), atol)
 
 
+def _dense(generator: Generator, q: Tensor, k: Tensor, lag: Tensor) -> Tensor:
+    """q^T exp(lag L) k through dense exponentials, (1, H, T, S); with a lag of several axes, the sum of one L for each."""
+    if lag.ndim == 2:
+        along = generator.matrix()[..., None, :, :]
+        lag = lag[..., None]
+    else:
+        split = generator.split()
+        one = [[replace(turn, freq=turn.freq[..., a, :], axes=1) for turn in split.turns] for a in range(lag.shape[-1])]
+        along = torch.stack([replace(split, turns=tuple(turns)).matrix() for turns in one], -3)
+    along = along.expand(k.shape[1] if along.ndim < 4 else along.shape[0], *along.shape[-3:])
+    along = along.repeat_interleave(k.shape[1] // along.shape[0], 0)
+    moved = torch.linalg.matrix_exp(torch.einsum("tsa,haij->htsij", lag, along).contiguous())
+    return torch.einsum("bhti,htsij,bhsj->bhts", q, moved, k)
+
+
 def _numbers(enc: Encoding) -> list[Tensor]:
     """All the numbers an encoding acts with, dense."""
-    out = [enc.generator().matrix().detach()]
+    generator = enc.generator()
+    out = [generator.matrix().detach(), *(turn.freq.detach().double() for turn in generator.split().turns)]
     for lift in enc.lifts():
-        out += [lift.generator.matrix().detach(), lift.query.detach().double(), lift.key.detach().double()]
+        held = (lift.generator.matrix(), lift.query, lift.key, lift.query_map, lift.key_map)
+        out += [x.detach().double() for x in held if x is not None]
     return out
 
 

@@ -18,12 +18,24 @@ from eigenclock.theory.trig import J
 class Turn:
     """A run of rotations: pair i of the channels start .. start + 2n turns with -freq[i] * J in L.
 
-    ``pairing`` says how the run is cut into pairs: "interleaved" (2i, 2i + 1) or "half" (i, i + n).
+    ``pairing`` says how the run is cut into pairs: "interleaved" (2i, 2i + 1) or "half" (i, i + n). With several ``axes`` time is a
+    vector and freq (axes, n) or (heads, axes, n): pair i turns by the sum over the axes.
     """
 
     start: int
     freq: Float[Tensor, "*heads n"]
     pairing: str = "interleaved"
+    axes: int = 1
+
+    @property
+    def per_head(self) -> Float[Tensor, "heads *axes n"]:
+        """The frequencies with their axis of heads, of size 1 where all heads share them."""
+        return self.freq if self.freq.ndim > (1 if self.axes == 1 else 2) else self.freq[None]
+
+    @property
+    def rows(self) -> int:
+        """How many heads the frequencies tell apart."""
+        return self.per_head.shape[0]
 
     @property
     def width(self) -> int:
@@ -94,7 +106,7 @@ class Split:
 
 
 def _turn_matrix(turn: Turn, dim: int) -> Tensor:
-    freq = turn.freq.double()
+    freq = turn.freq.double() if turn.axes == 1 else turn.freq.double().sum(-2)  # all axes moving together
     channels = torch.arange(dim, device=freq.device)
     a, b = channels[turn.first], channels[turn.second]
     out = torch.zeros(*freq.shape[:-1], dim, dim, dtype=torch.float64, device=freq.device)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from eigenclock.attention.capability import Backend
 from eigenclock.attention.lower import Lowered, lower
+from eigenclock.attention.precision import refuses_growth, warn_of_growth
 from eigenclock.attention.problem import Problem
 from eigenclock.attention.tiled_op import tiled
 from eigenclock.attention.times import smooth
@@ -19,19 +20,21 @@ Merged = tuple[Tensor, Tensor]
 def _refuses(problem: Problem) -> str | None:
     if problem.two_sided and (problem.split.nilpotent is not None or problem.other_lifts):
         return "a two-sided encoding carries decays, rotations and linear biases only"
-    if problem.split.nilpotent is not None and problem.q.dtype in (torch.float16, torch.bfloat16):
-        return "Jordan blocks on content act in float32 or better"
-    return None
+    return refuses_growth(problem)
 
 
 def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    warn_of_growth(problem)
     dtype, width = problem.q.dtype, problem.v.shape[-1]
-    if problem.learns_in_16_bits(*(turn.freq for turn in problem.split.turns)):
-        # The gradient of a frequency sums time * (gradient of the angle): 16-bit gradients would drown it.
+    learned = problem.learns_in_16_bits(*(turn.freq for turn in problem.split.turns))
+    if learned or (dtype in (torch.float16, torch.bfloat16) and problem.other_lifts):
+        # The gradient of a frequency sums time * (gradient of the angle): 16-bit gradients would drown it. Coordinates that grow with
+        # the lag do not fit 16 bits either.
         problem = replace(problem, q=problem.q.float(), k=problem.k.float(), v=problem.v.float())
     low = lower(problem)
     q, k, v = low.q, low.k, problem.v
     d = max(q.shape[-1], width)
+    d += -d % 8 if problem.other_lifts else 0  # the kernel is slow at other widths
     q, k, v = (F.pad(x, (0, d - x.shape[-1])) if x.shape[-1] < d else x for x in (q, k, v))
     low = _widen(replace(low, q=q, k=k), d)
     h, g = q.shape[1], k.shape[1]
@@ -84,19 +87,30 @@ def _call(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Ten
 
 
 def _self(problem: Problem, low: Lowered, v: Tensor) -> Merged:
-    in_order = problem.ordered or problem.span is not None
+    # Padding may hold any time, which must neither break the order nor stretch the powers of the lag that a lift takes.
+    in_order = problem.ordered or problem.span is not None or bool(problem.other_lifts)
     times = smooth(problem.key_times, problem.documents, problem.key_mask) if in_order else problem.key_times
     masks = _Masks(problem.documents, problem.documents, problem.key_mask, problem.allowed)
     if problem.causal:
         return _call("square", problem, low, v, times, times, masks)
-    if not problem.two_sided or not problem.ordered:
+    if not _both_ways(problem, low):
         return _call("whole", problem, low, v, times, times, masks)
     past = _call("square", problem, low, v, times, times, masks)
     # The future: both axes reversed, shifted by one so that the diagonal is not seen twice.
-    future = replace(low, q=low.q.flip(2)[:, :, 1:], k=low.k.flip(2)[:, :, :-1])
+    future = replace(_mirrored(low), q=low.q.flip(2)[:, :, 1:], k=low.k.flip(2)[:, :, :-1])
     backwards = -times.flip(-1)
     out, lse = _call("square", problem, future, v.flip(2)[:, :, :-1], backwards[..., 1:], backwards[..., :-1], _reversed(masks))
     return _merge(past, (F.pad(out.flip(2), (0, 0, 0, 1)), F.pad(lse.flip(2), (0, 1), value=-torch.inf)))
+
+
+def _both_ways(problem: Problem, low: Lowered) -> bool:
+    """Whether keys before and after their query are two calls: a mirrored decay, or powers of the lag, which cancel around one origin."""
+    return (problem.two_sided and problem.ordered) or low.nilpotent is not None
+
+
+def _mirrored(low: Lowered) -> Lowered:
+    """The same law with time running backwards: decays look at the distance, powers of the lag change their sign."""
+    return low if low.nilpotent is None else replace(low, nilpotent=-low.nilpotent)
 
 
 def _reversed(masks: _Masks) -> _Masks:
@@ -125,16 +139,16 @@ def _cross(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     query_times, key_times = problem.query_times, problem.key_times
     if problem.causal:
         return _staircase("staircase", problem, low, v, query_times, key_times)
-    if not problem.two_sided or not problem.ordered:
+    if not _both_ways(problem, low):
         return _call("whole", problem, low, v, query_times, key_times, _Masks(key_mask=problem.key_mask, allowed=problem.allowed))
     past = _staircase("staircase", problem, low, v, query_times, key_times)
-    return _merge(past, _staircase("strict staircase", problem, low, v, -query_times, -key_times))
+    return _merge(past, _staircase("strict staircase", problem, _mirrored(low), v, -query_times, -key_times))
 
 
 def _staircase(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor) -> Merged:
     """Each query on the keys up to its time, both sides sorted first and results put back in order."""
     allowed = problem.allowed
-    if problem.key_mask is not None and problem.ordered:  # padding may hold any time: it must not stretch the span of the keys
+    if problem.key_mask is not None and (problem.ordered or problem.other_lifts):  # padding must not stretch the span of the keys
         first = torch.where(problem.key_mask[:, None], key_times, torch.inf).amin(-1, keepdim=True)
         first = torch.where(torch.isfinite(first), first, 0.0)
         key_times = torch.where(problem.key_mask[:, None], key_times, first)

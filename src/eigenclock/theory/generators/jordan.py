@@ -80,15 +80,16 @@ class Jordan(Generator):
         levels = list(x.to(dtype).split(self._level, -1))
         if self.lowered:
             levels.reverse()
-        powers = [(shear**r / math.factorial(r)).to(dtype) for r in range(self.order)]
-        out = [sum((powers[r] * levels[i + r] for r in range(1, self.order - i)), start=levels[i]) for i in range(self.order)]
+        factor = self._spread((-t * per_token(self.rate).double()).exp())
+        # The factor meets the powers in float64: where it is 0 they may exceed the range of a narrower dtype.
+        powers = [(factor * shear**r / math.factorial(r)).to(dtype) for r in range(self.order)]
+        out = [sum((powers[r] * levels[i + r] for r in range(1, self.order - i)), start=powers[0] * levels[i]) for i in range(self.order)]
         if self.lowered:
             out.reverse()
         if self.freq is not None:
             angle = -t * per_token(self.freq).double()
             out = [turn_pairs(level, angle, self.pairing) for level in out]
-        factor = self._spread((-t * per_token(self.rate).double()).exp()).to(dtype)
-        return torch.cat([level * factor for level in out], -1).to(x.dtype)
+        return torch.cat(out, -1).to(x.dtype)
 
     def transpose(self) -> "Jordan":
         return replace(self, lowered=not self.lowered, freq=None if self.freq is None else -self.freq)

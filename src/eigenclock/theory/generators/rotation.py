@@ -71,7 +71,12 @@ class Rotation(Generator):
         return parameter_heads(self.freq)
 
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(Block(pair, turns=True) for pair in pair_channels(self.freq.shape[-1], self.pairing))
+        n = self.freq.shape[-1]
+        turns = [True] * n if self.freq.device.type == "meta" else (self.freq.detach().reshape(-1, n) != 0).any(0).tolist()
+        out: list[Block] = []
+        for pair, turning in zip(pair_channels(n, self.pairing), turns, strict=True):
+            out += [Block(pair, turns=True)] if turning else [Block((channel,)) for channel in pair]
+        return tuple(out)
 
     def act(self, x: Tensor, t: Tensor) -> Tensor:
         check_width(x, self.dim, "Rotation")

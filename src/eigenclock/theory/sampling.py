@@ -1,0 +1,108 @@
+"""What a measurement of an axiom is made of: the times and content it is tried on, the residual, and the witness against it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Map = Callable[[Float[Tensor, "N D"], float], Float[Tensor, "N E"]]
+Kernel = Callable[[float], Float[Tensor, "p q"]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Where the axioms are tried, and how large a residual may be.
+
+    Left alone, the times are 0, 1, 2, 3, the powers of two up to ``span`` and their neighbours (where low precision rounds), and 8
+    irregular times; ``integer`` leaves those out. ``causal`` tries t >= s only, which anything that decays needs.
+
+    >>> Sampling(span=4, integer=True).grid()
+    (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    """
+
+    span: float = 64.0
+    times: tuple[float, ...] = ()
+    shifts: tuple[float, ...] = ()
+    causal: bool = False
+    integer: bool = False
+    limit: float = 1e-9
+    probes: int = 16
+    seed: int = 0
+
+    def grid(self) -> tuple[float, ...]:
+        """The times tried, in order."""
+        if self.times:
+            return tuple(sorted({float(t) for t in self.times}))
+        powers = [2.0**k for k in range(1, 60) if 2.0**k <= self.span]
+        irregular = [] if self.integer else self.random(8, 1).mul(self.span * 64).round().div(64).tolist()
+        return tuple(sorted({0.0, 1.0, 2.0, 3.0, *powers, *(p + 1 for p in powers), *irregular}))
+
+    def moves(self) -> tuple[float, ...]:
+        """The shifts tried."""
+        if self.shifts:
+            return tuple(sorted({float(c) for c in self.shifts}))
+        whole = {1.0, 3.0, float(round(self.span / 2)), float(round(self.span))}
+        return tuple(sorted(c for c in whole | (set() if self.integer else {0.34375}) if c > 0))
+
+    def content(self, dim: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys of norm about 1, (probes, dim) each."""
+        both = self.random(2 * self.probes * dim, 2).mul(2).sub(1).reshape(2, self.probes, dim)
+        return both[0] * (3 / dim) ** 0.5, both[1] * (3 / dim) ** 0.5
+
+    def random(self, n: int, stream: int) -> Tensor:
+        """n numbers in [0, 1] of one of several streams of the seed."""
+        return torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(1000 * self.seed + stream))
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A counterexample: the times, the shift where there is one, the two numbers that should be equal, and the same in words.
+
+    >>> print(Witness((1.0, 0.0), (0.5, 0.7), "t = 1, s = 0: score 0.5; both moved by 3: 0.7", shift=3.0))
+    t = 1, s = 0: score 0.5; both moved by 3: 0.7
+    """
+
+    times: tuple[float, ...]
+    values: tuple[float, float]
+    text: str
+    shift: float | None = None
+    defect: float = 0.0
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Residual:
+    """How far one axiom is from holding: the worst value found, None where it was not measured, and the smallest witness against it.
+
+    >>> print(Residual("group_law", 0.0, 1e-9))
+    group_law          0.0e+00  holds
+    """
+
+    name: str
+    value: float | None
+    limit: float
+    witness: Witness | None = None
+    note: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the value is within the limit; None where the axiom was not measured."""
+        return None if self.value is None else self.value <= self.limit
+
+    def __str__(self) -> str:
+        head = f"{self.name:<18} " + ("not measured" if self.value is None else f"{self.value:.1e}  {'holds' if self.holds else 'breaks'}")
+        return head + "".join(f"; {part}" for part in (self.witness, self.note) if part)
+
+
+def unknown(name: str, at: Sampling, note: str) -> Residual:
+    return Residual(name, None, at.limit, note=note)
+
+
+def scale_of(numbers: Sequence[Tensor]) -> float:
+    """The largest finite number; 1 where all are 0."""
+    size = max((float(x[torch.isfinite(x)].abs().max()) for x in numbers if bool(torch.isfinite(x).any())), default=0.0)
+    return size or 1.0
