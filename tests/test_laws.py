@@ -315,9 +315,13 @@ def test_queries_and_keys_meet_in_the_lag(generator, times, data):
     torch.testing.assert_close(met, dense, rtol=0, atol=1e-9 * (1 + float(dense.abs().max())))
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", list(ec.GENERATORS))
-@settings(max_examples=12)
+FIRST_ORDER = {"zero", "decay", "rotation", "axes_rotation", "damped_rotation", "dense", "plane"}
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [(name, order) for name in ec.GENERATORS for order in (1, 2, 3, 4)[: 1 if name in FIRST_ORDER else 4]]
+)
+@settings(max_examples=25)
 @given(st.data())
 def test_the_laws_of_the_group_for_every_registered_generator(name, order, data):
     """A(0) = 1, A(t) A(s) = A(t + s), scores of the lag alone, contragredience, and no overflow where nothing grows."""

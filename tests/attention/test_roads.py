@@ -100,3 +100,20 @@ def test_empty_axes_reach_no_kernel(shape):
     out, lse = ops.forward(q, k, k, False, None, 1.0)
     assert out.shape == q.shape and bool((lse == -torch.inf).all())
     assert [x.shape for x in ops.backward(out, q, k, k, out, lse, False, None, 1.0)] == [q.shape, k.shape, k.shape]
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "reference"])
+@pytest.mark.parametrize("name", ["rope", "alibi", "damped_rope"])
+def test_layouts_of_memory(name, backend):
+    """Transposed and strided tensors give what their contiguous copies give: fused kernels want neighbouring channels."""
+    enc = ec.encoding(name, head_dim=8, heads=2)
+    torch.manual_seed(0)
+    plain = torch.randn(3, 1, 2, 64, 8)
+    transposed, strided = plain.mT.contiguous().mT, torch.stack([plain, plain + 1], -1)[..., 0]
+    try:
+        expected = ec.attention(*plain, enc, backend=backend)
+    except ec.UnsupportedError as refusal:
+        pytest.skip(f"declined: {refusal}")
+    for other in (transposed, strided):
+        assert other.stride(-1) != 1
+        assert torch.allclose(ec.attention(*other, enc, backend=backend), expected, rtol=0, atol=1e-6)

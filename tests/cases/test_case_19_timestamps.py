@@ -119,3 +119,45 @@ def test_half_lives_in_words_at_the_scale_of_real_stamps(attend, duration, backe
     out = attend(q, q, torch.eye(3)[None, None], enc, times=times, scale=1.0, backend=backend)[0, 0, 2]
     weights = [math.exp(x) for x in z[2].tolist()]
     assert out.tolist() == pytest.approx([w / sum(weights) for w in weights], abs=1e-6)
+
+
+def test_padding_is_not_the_origin():
+    """Left padding with time 0 beside nanoseconds since 1970: neighbours stay a nanosecond apart."""
+    stamps = torch.arange(6) + 1_700_000_000_000_000_000
+    stamps[:2] = 0
+    mask = torch.tensor([[False, False, True, True, True, True]])
+    enc = ec.damped_rope(8, half_life=3.0, clock=ec.Timestamps("ns", per="ns"))
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 6, 8, dtype=torch.float64)
+    out = ec.attention(q, k, v, enc, times=stamps[None], mask=mask)
+    expected = ec.attention(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], enc, times=stamps[None, 2:])
+    assert torch.allclose(out[:, :, 2:], expected, rtol=0, atol=1e-12)
+
+
+def test_sentinels_wrap_silently_nowhere():
+    """The smallest int64 as padding is no time; unmasked it is refused."""
+    stamps = torch.arange(5) + 1_700_000_000_000_000_000
+    stamps[0] = torch.iinfo(torch.int64).min
+    enc = ec.decay(4, half_life=2.0, clock=ec.Timestamps("ns", per="ns"))
+    torch.manual_seed(0)
+    q = torch.randn(1, 1, 5, 4, dtype=torch.float64)
+    with pytest.raises(ec.ClockError, match="64 bits"):
+        ec.attention(q, q, q, enc, times=stamps)
+    out = ec.attention(q, q, q, enc, times=stamps, mask=torch.arange(5)[None] > 0)
+    assert torch.allclose(out[:, :, 1:], ec.attention(*[q[:, :, 1:]] * 3, enc, times=stamps[1:]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("keys", ["s", "ms", "ns", "h"])
+def test_resolutions_of_datetime64_may_differ(keys):
+    """Keys to the hour, a query to the nanosecond: one hour is one hour."""
+    clock = ec.Timestamps("ns", per="min")
+    hours = np.array(["2026-01-05T09", "2026-01-05T10"], dtype=f"datetime64[{keys}]")
+    query = np.array(["2026-01-05T11"], dtype="datetime64[ns]")
+    reading = clock(hours)
+    assert reading.ticks.tolist() == [0, 60]
+    assert clock(query, origin=reading.origin).ticks.tolist() == [120]
+
+
+def test_datetimes_beyond_nanoseconds_are_refused():
+    with pytest.raises(ec.ClockError, match="2262"):
+        ec.Timestamps()(np.array(["1500-01-01", "2026-01-01"], dtype="datetime64[D]"))

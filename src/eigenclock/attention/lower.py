@@ -23,6 +23,8 @@ class Lowered:
     slope: Tensor | None
     width: int  # of q and k before any padding
     paired: bool  # column i of rate belongs to channels 2i and 2i + 1; otherwise to every channel c with c % R = i
+    query_times: Tensor  # (B|1, H|1, T, W), W one time or one for each column of rate
+    key_times: Tensor
 
 
 def lower(problem: Problem) -> Lowered:
@@ -45,8 +47,22 @@ def lower(problem: Problem) -> Lowered:
     paired = rate is not None and rate.shape[-1] == q.shape[-1] and _pairwise(split)
     if paired and rate is not None:
         rate = rate[..., ::2]  # both channels of a pair decay alike (else they would not commute): one column per pair
+    if rate is None or query_times.ndim == 3:
+        times = problem.query_times[..., None], problem.key_times[..., None]
+    else:
+        times = tuple(_for_rates(x, split, paired, rate.shape[-1]) for x in (query_times, key_times))
     nilpotent = split.nilpotent if split.nilpotent is None or split.nilpotent.ndim == 3 else split.nilpotent[None]
-    return Lowered(q, k, rate, nilpotent, split.order, problem.slope, q.shape[-1], paired)
+    return Lowered(q, k, rate, nilpotent, split.order, problem.slope, q.shape[-1], paired, *times)
+
+
+def _for_rates(vectors: Tensor, split: Split, paired: bool, columns: int) -> Tensor:
+    """The time that each column of rate reads, (B|1, H|1, T, R)."""
+    if split.rate_clock is None:  # one time for each block, in order; both channels of a pair read theirs
+        blocks = vectors.shape[-1]
+        halves = bool(split.turns) and split.turns[0].pairing == "half"
+        return vectors if blocks == columns else vectors.repeat(1, 1, 1, 2) if halves else vectors.repeat_interleave(columns // blocks, -1)
+    clock = list(split.rate_clock) * (split.dim // len(split.rate_clock)) if paired else list(split.rate_clock)
+    return vectors[..., clock[::2] if paired else clock]
 
 
 def _pairwise(split: Split) -> bool:

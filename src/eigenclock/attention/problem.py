@@ -9,7 +9,7 @@ from torch import Tensor
 from eigenclock.attention.times import along_order, check_order, read_times
 from eigenclock.clocks import duration
 from eigenclock.encodings import Encoding
-from eigenclock.errors import ConfigError, GrowthError, ShapeError
+from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError
 from eigenclock.theory import Generator, Lift, Split
 
 
@@ -76,6 +76,7 @@ def build(
     _check_tensors(q, k, v, encoding)
     b, h, t, d = q.shape
     s = k.shape[2]
+    q, k, v = (x if x.stride(-1) == 1 or not x.numel() else x.contiguous() for x in (q, k, v))  # the kernels read rows
     key_mask, allowed = _read_mask(mask, b, h, t, s)
     cross = key_times is not None or s != t
     runs = _read_documents(documents, b, t, cross)
@@ -209,12 +210,7 @@ def _read_window(window: int | str | None, encoding: Encoding) -> tuple[int | No
 def _check_law(problem: Problem) -> None:
     """Decays and biases need a direction and times in order; windows need a direction."""
     encoding = problem.encoding
-    axes = {turn.axes for turn in problem.split.turns} | ({1} if problem.ordered or problem.lifts else set())
-    if not axes <= {encoding.clock.width}:
-        raise ConfigError(
-            f"got {encoding} on a clock with {encoding.clock.width} numbers per token; expected rotations over as many axes and nothing "
-            "that decays or adds a bias: build it with axial_rope, mixed_rope or m_rope"
-        )
+    _check_clocks(problem)
     if problem.ordered and not problem.causal and encoding.sides == 1:
         raise GrowthError(
             f"got causal=False for {encoding}, which {'decays' if problem.split.rate is not None else 'adds a signed bias'}: "
@@ -226,6 +222,30 @@ def _check_law(problem: Problem) -> None:
     _check_heads(problem)
     if problem.ordered or problem.span is not None:
         check_order(problem)
+
+
+def _check_clocks(problem: Problem) -> None:
+    """Every part must know which of several times it reads, and nothing may decay on a clock that goes back."""
+    encoding, split, width = problem.encoding, problem.split, problem.encoding.clock.width
+    fits = all(turn.axes == width if turn.axes > 1 else _reads(turn.clock, turn.freq.shape[-1], width) for turn in split.turns)
+    if split.rate is not None:
+        pairs = {turn.freq.shape[-1] for turn in split.turns}
+        fits = fits and (_reads(split.rate_clock, split.rate.shape[-1], width) or (split.rate_clock is None and pairs == {width}))
+    if not fits or (width > 1 and (problem.lifts or split.nilpotent is not None)):
+        raise ConfigError(
+            f"got {encoding} on a clock with {width} numbers per token; expected a part for each of them and no bias or Jordan block: "
+            "rotations over axes are axial_rope, mixed_rope and m_rope, and OnClock lets a part read its own times"
+        )
+    if problem.ordered and encoding.clock.signed:
+        raise ClockError(
+            f"got {encoding} on a clock whose increments have either sign: what decays would grow where time goes back; "
+            "expected a gate that is never negative, such as 'softplus', or an encoding that only turns"
+        )
+
+
+def _reads(clock: tuple[int, ...] | None, blocks: int, width: int) -> bool:
+    """Whether blocks that read these times fit a clock of ``width`` times: one for all, one each in order, or those named."""
+    return width in (1, blocks) if clock is None else max(clock) < width
 
 
 def _check_heads(problem: Problem) -> None:

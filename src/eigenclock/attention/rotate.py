@@ -24,12 +24,17 @@ class Table:
 
 
 def make_table(times: Tensor, turn: Turn, dtype: torch.dtype) -> Table:
-    """The table of one run for tensors of ``dtype``; times (B|1, H|1, T) float64, with one more axis where the run has several axes.
+    """The table of one run for tensors of ``dtype``; times (B|1, H|1, T) float64, or (B|1, H|1, T, W) on a clock of several times.
 
     Stability: angles are float64 products, reduced by whole turns and rounded once.
     """
     freq = turn.per_head.double()
-    angle = times[..., None] * freq[:, None] if turn.axes == 1 else times @ freq
+    if turn.axes > 1:
+        angle = times @ freq
+    elif times.ndim == 3:
+        angle = times[..., None] * freq[:, None]
+    else:
+        angle = (times if turn.clock is None else times[..., list(turn.clock)]) * freq[:, None]
     if torch.compiler.is_compiling():
         return Table(turn, angle, None)
     small = reduced(angle.detach()).to(torch.promote_types(dtype, torch.float32))

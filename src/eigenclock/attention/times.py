@@ -48,7 +48,7 @@ def read_times(
             )
         keys = with_heads(clock(None, length=s, mask=key_mask, x=key_x, device=device).ticks, clock.width)
         return Times(keys[:, :, s - t :], keys)
-    reading = clock(key_times, length=s, x=key_x, device=device)
+    reading = clock(key_times, length=s, mask=key_mask, x=key_x, device=device)
     keys = with_heads(reading.ticks, clock.width)
     queries = with_heads(clock(times, length=t, origin=reading.origin, x=x, device=device).ticks, clock.width)
     _check_length("key_times", keys, s)
@@ -83,7 +83,8 @@ def check_order(problem: "Problem") -> None:
     """Refuse times that go back in self-attention (inside a document, between real tokens), unless the clock sorts."""
     if problem.cross or problem.encoding.clock.decreasing == "sort" or torch.compiler.is_compiling():
         return
-    steps = smooth(problem.key_times.detach(), problem.documents, problem.key_mask).diff(dim=-1)
+    times = problem.key_times if problem.key_vectors.ndim == 3 else each_as_head(problem.key_vectors)
+    steps = smooth(times.detach(), problem.documents, problem.key_mask).diff(dim=-1)
     if steps.numel() and bool((steps < 0).any()):
         where = (steps < 0).nonzero()[0].tolist()
         raise ClockError(
@@ -91,6 +92,17 @@ def check_order(problem: "Problem") -> None:
             "expected nondecreasing times, since "
             f"{problem.encoding} decays with time: sort the tokens, or use a clock with decreasing='sort'"
         )
+
+
+def each_as_head(vectors: Tensor) -> Tensor:
+    """Several times per token, (B|1, H|1, T, W), as clocks of their own, (B|1, H W, T)."""
+    return vectors.movedim(-1, 2).flatten(1, 2)
+
+
+def smooth_vectors(vectors: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> Tensor:
+    """:func:`smooth` on each of the times (B|1, H|1, T, W)."""
+    flat = smooth(each_as_head(vectors), documents, key_mask)
+    return flat.unflatten(1, (vectors.shape[1], vectors.shape[-1])).movedim(2, -1)
 
 
 def smooth(ticks: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> Tensor:

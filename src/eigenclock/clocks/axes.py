@@ -63,6 +63,6 @@ class Axes(Clock):
                 f"got times of shape {tuple(times.shape)}; expected a last axis of size {self.width}, one number for each of "
                 f"{', '.join(self.names)}: plain text repeats its position on every axis, times[..., None].expand(-1, {self.width})"
             )
-        readings = [exact_difference(times[..., a], None if origin is None else origin[..., a]) for a in range(self.width)]
+        readings = [exact_difference(times[..., a], None if origin is None else origin[..., a], mask) for a in range(self.width)]
         origins = [r.origin for r in readings if r.origin is not None]
         return Reading(torch.stack([r.ticks for r in readings], -1), torch.stack(origins, -1))

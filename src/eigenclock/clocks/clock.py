@@ -27,6 +27,7 @@ class Clock(nn.Module):
 
     unit: str | None = None
     width: int = 1
+    signed: bool = False  # whether time may go back by the clock's own making
     decreasing: str = "refuse"
 
     @property
@@ -120,8 +121,22 @@ def check_precision(times: Tensor) -> None:
         )
 
 
-def exact_difference(times: Tensor, origin: Tensor | None) -> Reading:
-    """Times minus an origin (the smallest time of each row where none is given), subtracted in their own exact type."""
+def exact_difference(times: Tensor, origin: Tensor | None, mask: Tensor | None = None) -> Reading:
+    """Times minus an origin (the smallest real time of each row where none is given), subtracted in their own exact type.
+
+    ``mask`` (B|1, T), True = a real token: padding may hold any time, and must not become the origin.
+
+    Raises: ClockError where times are NaN or too coarse, or a difference does not fit int64.
+    """
+    exact, origin = exact_times(times, origin, mask)
+    ticks = exact - origin
+    if not ticks.is_floating_point():
+        ticks = _fitting(ticks, exact, origin, mask)
+    return Reading(ticks.double(), origin)
+
+
+def exact_times(times: Tensor, origin: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Checked times in int64 or float64, and their origin, of as many axes: what :func:`exact_difference` subtracts."""
     check_rank(times)
     if times.dtype == torch.bool:
         raise ClockError("got boolean times; expected integers or floats (a mask goes to mask=)")
@@ -132,9 +147,40 @@ def exact_difference(times: Tensor, origin: Tensor | None) -> Reading:
     else:
         exact = times.long()
     if origin is None:
-        origin = exact.detach().amin(-1, keepdim=True) if exact.shape[-1] else exact.new_zeros(*exact.shape[:-1], 1)
+        origin = _first(exact.detach(), mask)
     elif origin.is_floating_point() != exact.is_floating_point():
         exact, origin = exact.double(), origin.double()
-    if origin.ndim != exact.ndim:
-        origin, exact = with_heads(origin), with_heads(exact)
-    return Reading((exact - origin).double(), origin)
+    return (exact, origin) if origin.ndim == exact.ndim else (with_heads(exact), with_heads(origin))
+
+
+def _first(exact: Tensor, mask: Tensor | None) -> Tensor:
+    """The smallest real time of each row, or of all tokens where a row has no real one."""
+    if not exact.shape[-1]:
+        return exact.new_zeros(*exact.shape[:-1], 1)
+    if mask is None or mask.shape[-1] != exact.shape[-1]:
+        return exact.amin(-1, keepdim=True)
+    real = _real(exact, mask)
+    top = torch.inf if exact.is_floating_point() else torch.iinfo(exact.dtype).max
+    return torch.where(real.any(-1, keepdim=True), exact.masked_fill(~real, top).amin(-1, keepdim=True), exact.amin(-1, keepdim=True))
+
+
+def _real(exact: Tensor, mask: Tensor) -> Tensor:
+    """The mask in the shape of the times; one clock for all rows counts a token that is real in any."""
+    if exact.ndim == 1 or exact.shape[0] == 1:
+        mask = mask.any(0, keepdim=True)
+    return (mask[0] if exact.ndim == 1 else mask if exact.ndim == 2 else mask.unsqueeze(1)).expand(exact.shape)
+
+
+def _fitting(ticks: Tensor, exact: Tensor, origin: Tensor, mask: Tensor | None) -> Tensor:
+    """Integer differences that did not wrap around; those of padding become 0 where they did."""
+    if torch.compiler.is_compiling():
+        return ticks
+    wrapped = (exact.double() - origin.double() - ticks.double()).abs() > 2.0**62
+    if not bool(wrapped.any()):
+        return ticks
+    if mask is None or mask.shape[-1] != ticks.shape[-1] or bool((wrapped & _real(ticks, mask)).any()):
+        raise ClockError(
+            "got int64 times more than 2^63 apart, so that their difference does not fit 64 bits; expected one epoch and unit: "
+            "mask sentinels such as the smallest int64, or give the times in a coarser unit"
+        )
+    return ticks.masked_fill(wrapped, 0)

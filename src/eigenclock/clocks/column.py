@@ -57,4 +57,4 @@ class Column(Clock):
                 f"got no times; the Column clock has no count of its own: pass the running total of {self.unit} as times= "
                 "of shape (T,), (B, T) or (B, H, T)"
             )
-        return exact_difference(torch.as_tensor(times, device=device), origin)
+        return exact_difference(torch.as_tensor(times, device=device), origin, mask)

@@ -35,7 +35,7 @@ class Documents(Clock):
         device: torch.device | None = None,
     ) -> Reading:
         if times is not None:
-            return Index()(times, origin=origin, device=device)
+            return Index()(times, origin=origin, mask=mask, device=device)
         if documents is None:
             raise ClockError(
                 "got no documents; the Documents clock restarts at each one: pass documents=ids of shape (T,) or (B, T), or use Index()"

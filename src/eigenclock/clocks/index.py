@@ -39,7 +39,7 @@ class Index(Clock):
         device: torch.device | None = None,
     ) -> Reading:
         if times is not None:
-            return exact_difference(torch.as_tensor(times, device=device), origin)
+            return exact_difference(torch.as_tensor(times, device=device), origin, mask)
         if mask is not None:
             return exact_difference((mask.long().cumsum(-1) - 1).clamp_min(0), origin)
         if length is None:

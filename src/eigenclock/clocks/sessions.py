@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eigenclock.clocks.calendar import ERA, FAR, YEARS, Calendar, new_year, read_date
-from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_difference, with_heads
+from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_times
 from eigenclock.clocks.units import seconds
 from eigenclock.errors import ClockError, ConfigError
 
@@ -105,11 +105,7 @@ class Sessions(Clock):
             raise ClockError("got no times; the Sessions clock has no count of its own: pass times= of shape (T,), (B, T) or (B, H, T)")
         if isinstance(times, np.ndarray) and times.dtype.kind == "M":
             times = self._from_datetime64(times)
-        stamps = torch.as_tensor(times, device=device)
-        first = exact_difference(stamps, origin).origin  # and the checks: finite, precise, of a known rank
-        assert first is not None
-        stamps = stamps.double() if first.is_floating_point() else stamps.long()
-        stamps = stamps if stamps.ndim == first.ndim else with_heads(stamps)
+        stamps, first = exact_times(torch.as_tensor(times, device=device), origin, mask)
         if not stamps.numel():
             return Reading(stamps.double(), first)
         (now, part), (start, start_part) = self._split(stamps), self._split(first)

@@ -12,6 +12,10 @@ from eigenclock.clocks.units import seconds
 from eigenclock.errors import ClockError
 
 
+NS_DAYS = 106_750
+"""Days from 1970 that int64 nanoseconds reach."""
+
+
 class Timestamps(Clock):
     """Timestamps as time: raw stamps count ``unit``, rates and frequencies are per ``per``.
 
@@ -56,16 +60,17 @@ class Timestamps(Clock):
         ratio = seconds(self.stamp_unit) / seconds(self.per)
         if isinstance(times, np.ndarray) and times.dtype.kind == "M":
             times, ratio = _from_datetime64(times, self.per)
-        reading = exact_difference(torch.as_tensor(times, device=device), origin)
+        reading = exact_difference(torch.as_tensor(times, device=device), origin, mask)
         return Reading(reading.ticks * float(ratio.numerator) / float(ratio.denominator), reading.origin)
 
 
 def _from_datetime64(times: np.ndarray, per: str) -> tuple[Tensor, Fraction]:
-    """Stamps as int64 in the array's own resolution, and that resolution over ``per``."""
+    """Stamps as int64 nanoseconds, whatever the array's resolution (queries and keys may differ in it), and a nanosecond over ``per``."""
     if bool(np.isnat(times).any()):
         raise ClockError("got NaT among the times; expected a timestamp for every token: drop those rows or fill them")
-    names = {"m": "min", "D": "d", "W": "w"} | {u: u for u in ("h", "s", "ms", "us", "ns")}
-    unit, count = np.datetime_data(times.dtype)
-    if unit not in names:  # years and months have no fixed length, picoseconds and below are not offered
-        unit, count, times = "ns", 1, times.astype("datetime64[ns]")
-    return torch.from_numpy(times.astype(np.int64)), count * seconds(names[unit]) / seconds(per)
+    if bool((np.abs(times.astype("datetime64[D]").astype(np.int64)) > NS_DAYS).any()):
+        raise ClockError(
+            "got datetime64 stamps before 1678 or after 2262, which do not fit nanoseconds; expected int64 counts of a coarser unit: "
+            "Timestamps('s') takes times.astype('datetime64[s]').astype('int64')"
+        )
+    return torch.from_numpy(times.astype("datetime64[ns]").astype(np.int64)), seconds("ns") / seconds(per)

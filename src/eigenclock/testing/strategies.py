@@ -21,6 +21,7 @@ from eigenclock.theory import (
     Zero,
     skew_symmetric,
 )
+from eigenclock.theory.generators import OnClock
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -111,6 +112,7 @@ def of_kind(name: str, order: int = 1, heads: int = 1) -> "SearchStrategy[Genera
                 lambda parts: Product(parts[0], Decay(torch.tensor([parts[1]], dtype=torch.float64), parts[0].dim))
             ),
             "conjugate": inner.flatmap(lambda g: eye_and(g.dim, 0.5).map(lambda m: Conjugate(g, m))),
+            "on_clock": inner.map(lambda g: OnClock(g, 0, 1)),
             # Skew-symmetric or normal with a decay for all channels: any other one may come close to a defective one.
             "dense": st.tuples(upper, numbers(0.0, 2.0)).map(
                 lambda parts: Dense(skew_symmetric(parts[0]) - parts[1] * torch.eye(n + 1, dtype=torch.float64))

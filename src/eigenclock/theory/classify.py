@@ -161,11 +161,12 @@ def classify(matrix: Float[Tensor, "D D"] | Float[np.ndarray, "D D"], *, toleran
 
     Shape: (D, D), float32 or float64, torch or numpy.
     Units: rates and frequencies (radians) per the unit of time in which the matrix is given.
-    ``tolerance``: the error of the input, relative to its Frobenius norm; by default each entry is rounded to its dtype. State it for
-        matrices that were measured, trained in low precision or multiplied together in float32.
+    ``tolerance``: the error of the input, relative to its Frobenius norm. By default each entry is rounded to its dtype, and in float64,
+        where that decides nothing, 32 or 1024 times worse (``precision`` says what was used). State it for matrices that were measured,
+        trained, or multiplied together in float32.
     Raises: ShapeError for anything that is no finite square matrix of these types; ConfigError for a tolerance outside [0, 1).
     Source: staircase form, Kublanovskaya (1966), Golub and Wilkinson (1976); deciding for the most special form within the errors of
-        the data, Kagstrom and Ruhe (1980), Zeng and Li (2010).
+        the data, Kagstrom and Ruhe (1980).
 
     >>> import torch
     >>> found = classify(torch.tensor([[-0.5, 2.0], [-2.0, -0.5]], dtype=torch.float64))
@@ -181,8 +182,8 @@ def classify(matrix: Float[Tensor, "D D"] | Float[np.ndarray, "D D"], *, toleran
         if not 0 <= tolerance < 1:
             raise ConfigError(f"got tolerance={tolerance!r}; expected the error of the input relative to its norm, at least 0 and below 1")
         precision = STATED
-    norm = float(np.linalg.norm(A))
-    scale = 2.0 ** math.frexp(norm)[1] if norm else 1.0  # a power of two: dividing by it rounds nothing
+    scale = 2.0 ** (math.frexp(float(np.abs(A).max()))[1] - 1)  # a power of two: dividing by it rounds nothing
+    norm = float(np.linalg.norm(A / scale)) * scale
     verdict = _decide(A / scale, precision, tolerance)
     data, found = verdict.search.matrix, _readings(verdict)
     readings = tuple(replace(reading, distance=reading.distance * scale) for reading, _, _, _ in found)

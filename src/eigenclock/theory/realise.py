@@ -93,7 +93,7 @@ def real_logarithm(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     Raises: AxiomError where an eigenvalue is 0 or on the negative axis: there is no principal real logarithm.
 
     >>> import torch
-    >>> real_logarithm(torch.tensor([[1.0, 3.0], [0.0, 1.0]], dtype=torch.float64))
+    >>> real_logarithm(torch.tensor([[1.0, 3.0], [0.0, 1.0]], dtype=torch.float64)).round(decimals=9)
     tensor([[0., 3.],
             [0., 0.]], dtype=torch.float64)
     """

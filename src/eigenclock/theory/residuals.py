@@ -117,7 +117,8 @@ def contragredience_of(subject: Subject) -> Residual:
     at, zero = subject.at, subject.grid[0]
     first = (subject.moved(0, zero) * subject.moved(1, zero)).sum(-1)
     equal = {t: (subject.moved(0, t) * subject.moved(1, t)).sum(-1) for t in subject.grid}
-    scale = scale_of([first, *equal.values()])
+    grid = torch.tensor(subject.grid)
+    scale = scale_of([subject.scores(subject.grid, subject.grid)[:, grid[:, None] >= grid]])  # scores at equal times may all be 0
     worst, found, lost = 0.0, None, 0
     for t, now in equal.items():
         gap = (now - first).abs() / scale

@@ -19,13 +19,15 @@ class Turn:
     """A run of rotations: pair i of the channels start .. start + 2n turns with -freq[i] * J in L.
 
     ``pairing`` says how the run is cut into pairs: "interleaved" (2i, 2i + 1) or "half" (i, i + n). With several ``axes`` time is a
-    vector and freq (axes, n) or (heads, axes, n): pair i turns by the sum over the axes.
+    vector and freq (axes, n) or (heads, axes, n): pair i turns by the sum over the axes. ``clock`` names, for each pair, the one of
+    several times that it reads; None is the only one, or one each in order.
     """
 
     start: int
     freq: Float[Tensor, "*heads n"]
     pairing: str = "interleaved"
     axes: int = 1
+    clock: tuple[int, ...] | None = None
 
     @property
     def per_head(self) -> Float[Tensor, "heads *axes n"]:
@@ -58,6 +60,7 @@ class Split:
 
     turns: rotations, applied one after another (they commute).
     rate: (R,) or (heads, R) with R dividing dim, the rate of channel c in column c % R; None where nothing decays.
+    rate_clock: for each column of rate, the one of several times that it reads; None is the only one, or one each in order.
     nilpotent: (dim, dim) or (heads, dim, dim), with nilpotent^order = 0; None where L is semisimple.
     basis, inverse: the constant change of basis P and P^-1, (dim, dim) or (heads, dim, dim), around all of it.
     """
@@ -69,6 +72,7 @@ class Split:
     order: int = 1
     basis: Tensor | None = None
     inverse: Tensor | None = None
+    rate_clock: tuple[int, ...] | None = None
 
     def example(self) -> Tensor:
         """Any tensor of the value, to learn its device."""
@@ -157,7 +161,20 @@ def side_by_side(splits: list[Split]) -> Split:
         max(s.order for s in splits),
         _block_diagonal([(s.basis, s.dim) for s in splits], True, like),
         _block_diagonal([(s.inverse, s.dim) for s in splits], True, like),
+        _clocks_side_by_side(splits),
     )
+
+
+def _clocks_side_by_side(splits: list[Split]) -> tuple[int, ...] | None:
+    """Which time each channel's rate reads, where any part says so."""
+    if all(s.rate_clock is None for s in splits):
+        return None
+    if any(s.rate is not None and s.rate_clock is None for s in splits):
+        raise UnsupportedError("got a sum of decays of which some name their clock and some do not; expected all of them inside OnClock")
+    out: list[int] = []
+    for s in splits:
+        out += [0] * s.dim if s.rate_clock is None else list(s.rate_clock) * (s.dim // len(s.rate_clock))
+    return tuple(out)
 
 
 def _rates_or_zeros(split: Split, like: Tensor) -> Tensor:
@@ -178,7 +195,11 @@ def on_top(a: Split, b: Split) -> Split:
     nilpotent = a.nilpotent if b.nilpotent is None else b.nilpotent
     if a.nilpotent is not None and b.nilpotent is not None:
         nilpotent = a.nilpotent + b.nilpotent
-    return Split(a.dim, (*a.turns, *b.turns), rate, nilpotent, a.order + b.order - 1, basis, a.inverse if b.inverse is None else b.inverse)
+    if a.rate is not None and b.rate is not None and a.rate_clock != b.rate_clock:
+        raise UnsupportedError("got a product of two decays that read different clocks; expected at most one decay on each channel")
+    clock = b.rate_clock if a.rate is None else a.rate_clock
+    inverse = a.inverse if b.inverse is None else b.inverse
+    return Split(a.dim, (*a.turns, *b.turns), rate, nilpotent, a.order + b.order - 1, basis, inverse, clock)
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor:

@@ -11,13 +11,15 @@ from eigenclock.attention.lower import Lowered, lower
 from eigenclock.attention.precision import refuses_growth, warn_of_growth
 from eigenclock.attention.problem import Problem
 from eigenclock.attention.tiled_op import tiled
-from eigenclock.attention.times import smooth
+from eigenclock.attention.times import smooth_vectors
 
 Merged = tuple[Tensor, Tensor]
 """A softmax over some keys: output (B, H, T, D) and log-sum-exp (B, H, T)."""
 
 
 def _refuses(problem: Problem) -> str | None:
+    if problem.cross and problem.causal and problem.query_vectors.ndim > 3 and problem.split.rate is not None:
+        return "decays on several clocks have no plan of tiles in cross attention"
     if problem.two_sided and (problem.split.nilpotent is not None or problem.other_lifts):
         return "a two-sided encoding carries decays, rotations and linear biases only"
     return refuses_growth(problem)
@@ -81,7 +83,7 @@ class _Masks:
 def _call(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, masks: _Masks) -> Merged:
     return tiled(
         plan, problem.window or 0, problem.span or 0.0, problem.scale, low.order, low.paired, low.q, low.k, v,
-        query_times[..., None], key_times[..., None], low.rate, low.nilpotent, low.slope,
+        query_times, key_times, low.rate, low.nilpotent, low.slope,
         masks.documents, masks.key_documents, masks.key_mask, masks.allowed,
     )  # fmt: skip
 
@@ -89,7 +91,7 @@ def _call(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Ten
 def _self(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     # Padding may hold any time, which must neither break the order nor stretch the powers of the lag that a lift takes.
     in_order = problem.ordered or problem.span is not None or bool(problem.other_lifts)
-    times = smooth(problem.key_times, problem.documents, problem.key_mask) if in_order else problem.key_times
+    times = smooth_vectors(low.key_times, problem.documents, problem.key_mask) if in_order else low.key_times
     masks = _Masks(problem.documents, problem.documents, problem.key_mask, problem.allowed)
     if problem.causal:
         return _call("square", problem, low, v, times, times, masks)
@@ -98,8 +100,8 @@ def _self(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     past = _call("square", problem, low, v, times, times, masks)
     # The future: both axes reversed, shifted by one so that the diagonal is not seen twice.
     future = replace(_mirrored(low), q=low.q.flip(2)[:, :, 1:], k=low.k.flip(2)[:, :, :-1])
-    backwards = -times.flip(-1)
-    out, lse = _call("square", problem, future, v.flip(2)[:, :, :-1], backwards[..., 1:], backwards[..., :-1], _reversed(masks))
+    backwards = -times.flip(2)
+    out, lse = _call("square", problem, future, v.flip(2)[:, :, :-1], backwards[:, :, 1:], backwards[:, :, :-1], _reversed(masks))
     return _merge(past, (F.pad(out.flip(2), (0, 0, 0, 1)), F.pad(lse.flip(2), (0, 1), value=-torch.inf)))
 
 
@@ -140,7 +142,8 @@ def _cross(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     if problem.causal:
         return _staircase("staircase", problem, low, v, query_times, key_times)
     if not _both_ways(problem, low):
-        return _call("whole", problem, low, v, query_times, key_times, _Masks(key_mask=problem.key_mask, allowed=problem.allowed))
+        masks = _Masks(key_mask=problem.key_mask, allowed=problem.allowed)
+        return _call("whole", problem, low, v, low.query_times, low.key_times, masks)
     past = _staircase("staircase", problem, low, v, query_times, key_times)
     return _merge(past, _staircase("strict staircase", problem, _mirrored(low), v, -query_times, -key_times))
 
@@ -175,7 +178,7 @@ def _staircase(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times
                 else key_mask[:, key_order[0, 0]]
             )
     masks = _Masks(key_mask=key_mask, allowed=allowed)
-    out, lse = _call(plan, problem, replace(low, q=q, k=k), v, query_times, sorted_keys, masks)
+    out, lse = _call(plan, problem, replace(low, q=q, k=k), v, query_times[..., None], sorted_keys[..., None], masks)
     if query_order is not None:
         back = query_order.argsort(-1)
         out, lse = _gather(out, back), _gather(lse[..., None], back)[..., 0]

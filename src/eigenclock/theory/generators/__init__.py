@@ -9,6 +9,7 @@ from eigenclock.theory.generators.dense import Dense, cayley, dissipative, skew_
 from eigenclock.theory.generators.direct_sum import DirectSum
 from eigenclock.theory.generators.jordan import Jordan
 from eigenclock.theory.generators.plane import Plane
+from eigenclock.theory.generators.on_clock import OnClock
 from eigenclock.theory.generators.product import Product
 from eigenclock.theory.generators.rotation import Rotation
 from eigenclock.theory.generators.zero import Zero
@@ -23,6 +24,7 @@ GENERATORS: dict[str, type[Generator]] = {
     "direct_sum": DirectSum,
     "product": Product,
     "conjugate": Conjugate,
+    "on_clock": OnClock,
     "dense": Dense,
     "plane": Plane,
 }
@@ -36,6 +38,7 @@ __all__ = [
     "Dense",
     "DirectSum",
     "Jordan",
+    "OnClock",
     "Plane",
     "Product",
     "Rotation",
