@@ -25,6 +25,7 @@ from eigenclock.theory import (
     DirectSum,
     Generator,
     Jordan,
+    OnClock,
     Plane,
     Product,
     Rotation,
@@ -46,6 +47,11 @@ GENERATORS: dict[str, list[Generator]] = {
     "zero": [Zero(1), Zero(5)],
     "decay": [Decay(t(0.1, 0.0, 5.0), 3), Decay(t(0.3), 4), Decay(t([0.1], [2.0]), 3)],
     "rotation": [Rotation(t(1.0, -0.3)), Rotation(t(1.0, 0.01), "half"), Rotation(t([1.0, 0.2], [0.5, 0.0]))],
+    "on_clock": [
+        OnClock(Rotation(t(1.0, -0.5)), 1, 2),
+        OnClock(Decay(t([0.5], [2.0]), 3), 0, 1),
+        OnClock(DampedRotation(t(0.1, 0.2), t(1.0, 0.5)), 0, 2),
+    ],
     "axes_rotation": [
         AxesRotation(t([1.0, 0.0], [0.0, 0.3])),
         AxesRotation(t([[1.0, -0.2], [0.5, 0.3]], [[0.1, 0.0], [0.7, 2.0]]), "half"),
@@ -316,11 +322,10 @@ def test_queries_and_keys_meet_in_the_lag(generator, times, data):
 
 
 FIRST_ORDER = {"zero", "decay", "rotation", "axes_rotation", "damped_rotation", "dense", "plane"}
+EVERY = [(name, order) for name in ec.GENERATORS for order in ((1,) if name in FIRST_ORDER else (1, 2, 3, 4))]
 
 
-@pytest.mark.parametrize(
-    ("name", "order"), [(name, order) for name in ec.GENERATORS for order in (1, 2, 3, 4)[: 1 if name in FIRST_ORDER else 4]]
-)
+@pytest.mark.parametrize(("name", "order"), EVERY)
 @settings(max_examples=25)
 @given(st.data())
 def test_the_laws_of_the_group_for_every_registered_generator(name, order, data):

@@ -93,8 +93,8 @@ def test_every_verdict_names_a_property_and_a_witness(case):
     warped = clocked(rotation(1.0), warp)
     F, _ = rotation(1.0)
     broken = table(1e4, 8, shared=False)
-    for F, G, dim in ((*warped, 2), (F, lambda x, s: x, 2), (broken, broken, 1)):
-        found = measure_axioms(F, G, dim)
+    for query, key, dim in ((*warped, 2), (F, lambda x, s: x, 2), (broken, broken, 1)):
+        found = measure_axioms(query, key, dim)
         assert found.broken
         for residual in found.residuals:
             if residual.holds is False:

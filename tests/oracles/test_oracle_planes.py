@@ -60,7 +60,7 @@ def test_one_plane_written_out(agree, backend, dtype, causal):
     agree(
         lambda q, k, v: ec.attention(q, k, v, enc, causal=causal, backend=backend),
         lambda q, k, v: attend(turn(q), turn(k), v, causal),
-        q, k, v, dtype=dtype, factor=4.0,
+        q, k, v, dtype=dtype,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_orthogonal_planes_written_out(agree, backend, dtype, planes):
     agree(
         lambda q, k, v: ec.attention(q, k, v, enc, backend=backend),
         lambda q, k, v: attend(turn(q), turn(k), v),
-        q, k, v, dtype=dtype, factor=4.0,
+        q, k, v, dtype=dtype,
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def test_hyperbolic_written_out(agree, backend, dtype, pairing, boost, rate):
     agree(
         lambda q, k, v: ec.attention(q, k, v, enc, backend=backend),
         lambda q, k, v: boosted(q, k, v, times, b, a, half),
-        q, k, v, dtype=dtype, factor=4.0,
+        q, k, v, dtype=dtype,
     )  # fmt: skip
 
 

@@ -174,6 +174,15 @@ def test_the_exponential_of_a_jordan_block(order, alpha, omega):
         torch.testing.assert_close(block.matrix(time), torch.matrix_exp(time * block.matrix()), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lag", [1e3, 1e8, 1e13])
+def test_a_damped_block_underflows_and_never_overflows(dtype, lag):
+    """t^3 leaves float32 at 7e12 and e^(-0.5 t) is 0 long before: their product is 0, not 0 times infinity."""
+    block = Jordan(t(0.5, 2.0), order=4, freq=t(1.0, 0.1))
+    for which in (block, block.T):
+        assert torch.equal(which.act(torch.ones(1, 16, dtype=dtype), t(lag)), torch.zeros(1, 16, dtype=dtype))
+
+
 @pytest.mark.parametrize("eta", [0.03, 5.0])
 @pytest.mark.parametrize("order", [2, 4])
 def test_the_superdiagonal_is_a_change_of_basis(order, eta):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.attention.times import along_order, check_order, read_times
+from eigenclock.attention.times import Times, along_order, check_order, read_times
 from eigenclock.clocks import duration
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError
@@ -19,7 +19,8 @@ class Problem:
 
     query_times (B|1, H|1, T) and key_times (B|1, H|1, S): float64 ticks with a common origin, which say what came before.
     query_vectors and key_vectors: what the generator acts with: the same, or (B|1, H|1, T, axes) on a clock of several axes.
-    ``cross``: causality is decided by time instead of index. window: keys by count, span: by time. documents (B|1, T): run numbers. key_mask (B|1, S), allowed (B|1, H|1, T|1, S).
+    ``cross``: causality is decided by time instead of index. window: keys by count, span: by time. documents (B|1, T): run numbers.
+    key_mask (B|1, S), allowed (B|1, H|1, T|1, S).
     """
 
     q: Tensor
@@ -71,16 +72,20 @@ def needs_order(split: Split, lifts: tuple[Lift, ...]) -> bool:
 def build(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, times: Any, key_times: Any, x: Tensor | None, key_x: Tensor | None,
     causal: bool,     window: int | str | None, documents: Tensor | None, mask: Tensor | None, scale: float | None, want_lse: bool = False,
+    read: Times | None = None,
 ) -> Problem:  # fmt: skip
-    """Check a call and read its times; raises ShapeError, ClockError, GrowthError or ConfigError with one clear line."""
-    _check_tensors(q, k, v, encoding)
+    """Check a call and read its times (unless they are ``read`` already).
+
+    Raises: ShapeError, ClockError, GrowthError or ConfigError with one clear line.
+    """
+    check_tensors(q, k, v, encoding)
     b, h, t, d = q.shape
     s = k.shape[2]
     q, k, v = (x if x.stride(-1) == 1 or not x.numel() else x.contiguous() for x in (q, k, v))  # the kernels read rows
-    key_mask, allowed = _read_mask(mask, b, h, t, s)
+    key_mask, allowed = read_mask(mask, b, h, t, s)
     cross = key_times is not None or s != t
     runs = _read_documents(documents, b, t, cross)
-    vectors = read_times(
+    vectors = read or read_times(
         encoding.clock,
         times,
         key_times,
@@ -110,7 +115,8 @@ def build(
     return problem
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
+    """Refuse tensors that do not fit each other or the encoding."""
     if not isinstance(encoding, Encoding):
         raise ConfigError(
             f"got {type(encoding).__name__} as encoding; expected an Encoding: ec.rope(head_dim), "
@@ -142,7 +148,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
         raise ShapeError(f"got {g} key heads for {encoding}; expected kv_heads={encoding.kv_heads}")
 
 
-def _read_mask(mask: Tensor | None, b: int, h: int, t: int, s: int) -> tuple[Tensor | None, Tensor | None]:
+def read_mask(mask: Tensor | None, b: int, h: int, t: int, s: int) -> tuple[Tensor | None, Tensor | None]:
     """A mask as key padding (B|1, S) or as a block (B|1, H|1, T|1, S)."""
     if mask is None:
         return None, None

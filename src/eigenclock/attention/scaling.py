@@ -53,7 +53,7 @@ def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
         )
         if clamp:
             exponent = exponent.clamp_(-EXPONENT_BOUND, EXPONENT_BOUND)
-        elif tile.kind in ("full", "flip") and lag.dtype == torch.float32:
+        elif job.nilpotent is None and tile.kind in ("full", "flip") and lag.dtype == torch.float32:
             exponent = exponent.clamp_min_(-FACTOR_FLOOR)
         factor = exponent.exp_()
     return Side(take(x, start, length, tile), lag, factor, is_query)
@@ -69,9 +69,16 @@ def powers(job: Job) -> list[Tensor]:
     return out
 
 
+def _bounded(lag: Tensor, order: int) -> Tensor:
+    """Lags cut where their highest power would leave float32: what decays is 0 there, and infinity times 0 would be no number."""
+    limit = 10.0 ** (36 / max(order - 1, 1))
+    return lag.clamp(-limit, limit)
+
+
 def _shear(x: Tensor, lag: Tensor, job: Job, forward: bool) -> Tensor:
     """Rows of x times sum_r lag^r / r! N^r (forward), or its transpose."""
     out = None
+    lag = _bounded(lag, job.order)
     for r, matrix in enumerate(powers(job)):
         matrix = job.per_head(matrix, x.shape[1])[:, None, None]
         term = (x @ (matrix if forward else matrix.mT)) * (lag**r / math.factorial(r))
@@ -151,7 +158,7 @@ def nilpotent_gradient(job: Job, s: Side, d: Tensor) -> Tensor:
     matrices = [job.per_head(m, x.shape[1]) for m in powers(job)]
     total = torch.zeros(x.shape[1], x.shape[-1], x.shape[-1], dtype=d.dtype, device=d.device)
     for r in range(1, job.order):
-        weighted = x * (s.lag**r / math.factorial(r))
+        weighted = x * (_bounded(s.lag, job.order) ** r / math.factorial(r))
         moment = torch.einsum("bxocli,bxoclj->xij", *((weighted, d) if s.is_query else (d, weighted)))
         for a in range(r):
             total = total + matrices[a].mT @ moment @ matrices[r - 1 - a].mT

@@ -124,10 +124,5 @@ def smooth(ticks: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> 
         steps = ticks.diff(dim=-1)
         same = (documents[:, 1:] == documents[:, :-1]).unsqueeze(1)
         steps = torch.where(same, steps, 0.0)
-        zero = (
-            torch.zeros_like(steps[..., :1])
-            if steps.shape[-1]
-            else torch.zeros(*torch.broadcast_shapes(ticks.shape[:-1], (1, 1)), 1, dtype=ticks.dtype, device=ticks.device)
-        )
-        ticks = torch.cat([zero, steps.cumsum(-1)], -1)
+        ticks = torch.cat([steps.new_zeros(*steps.shape[:-1], 1), steps.cumsum(-1)], -1)
     return ticks

@@ -11,7 +11,6 @@ from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_diff
 from eigenclock.clocks.units import seconds
 from eigenclock.errors import ClockError
 
-
 NS_DAYS = 106_750
 """Days from 1970 that int64 nanoseconds reach."""
 

@@ -8,8 +8,8 @@ from eigenclock.encodings.parameter import Parameter, as_numbers
 from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn
 from eigenclock.encodings.rope import read_frequencies
 from eigenclock.errors import ConfigError, ShapeError
-from eigenclock.schedules.spectrum import exact
 from eigenclock.theory import Conjugate, DirectSum, Generator, Plane, Rotation, Zero, cayley
+from eigenclock.theory.numbers import exact
 
 
 def grape_m(

@@ -8,8 +8,8 @@ from eigenclock.encodings.parameter import Parameter, as_numbers
 from eigenclock.encodings.rates import Numbers, fit_rows, read_learn, read_rates
 from eigenclock.encodings.rope import read_frequencies
 from eigenclock.errors import ConfigError, ShapeError
-from eigenclock.schedules.spectrum import exact
 from eigenclock.theory import Generator, Jordan
+from eigenclock.theory.numbers import exact
 
 RAW_RATE, RAW_ETA = 1e-4, 0.1  # where the paper's raw rates start, and the bound of its learned shear
 

@@ -12,8 +12,8 @@ from eigenclock.encodings.parameter import Parameter
 from eigenclock.encodings.rates import even
 from eigenclock.errors import ConfigError, ShapeError
 from eigenclock.schedules import geometric
-from eigenclock.schedules.spectrum import exact
 from eigenclock.theory import Rotation
+from eigenclock.theory.numbers import exact
 
 ASSIGNMENTS = ("contiguous", "interleaved")
 

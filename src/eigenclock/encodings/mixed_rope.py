@@ -12,8 +12,8 @@ from eigenclock.encodings.parameter import Parameter, as_numbers
 from eigenclock.encodings.rates import Numbers, clock_or_index, even, read_learn
 from eigenclock.errors import ConfigError, ShapeError
 from eigenclock.schedules import geometric
-from eigenclock.schedules.spectrum import exact
 from eigenclock.theory import AxesRotation, Generator
+from eigenclock.theory.numbers import exact
 
 
 def mixed_rope(

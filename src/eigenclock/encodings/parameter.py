@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenclock.errors import ConfigError
-from eigenclock.schedules.spectrum import exact
+from eigenclock.theory.numbers import exact
 
 
 class Parameter(nn.Module):

@@ -11,8 +11,8 @@ from eigenclock.encodings.parameter import Parameter, as_numbers
 from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn
 from eigenclock.errors import ConfigError
 from eigenclock.schedules import geometric
-from eigenclock.schedules.spectrum import exact
 from eigenclock.theory import Lift, Rotation
+from eigenclock.theory.numbers import exact
 
 
 def sandwich(

@@ -13,8 +13,8 @@ from eigenclock.encodings.parameter import Parameter, as_numbers
 from eigenclock.encodings.rates import Numbers, even, read_learn
 from eigenclock.errors import ShapeError
 from eigenclock.schedules import geometric
-from eigenclock.schedules.spectrum import exact
 from eigenclock.theory import Lift, Rotation, Zero
+from eigenclock.theory.numbers import exact
 
 LEARNED = ("weight", "content", "position")
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from eigenclock.errors import ConfigError
 from eigenclock.registry import nearest
-from eigenclock.schedules.spectrum import Spectrum, exact
+from eigenclock.schedules.spectrum import Spectrum
+from eigenclock.theory.numbers import exact
 
 RECIPES = ("published_code", "single_geometric_sequence")
 

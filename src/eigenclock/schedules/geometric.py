@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from eigenclock.errors import ConfigError
-from eigenclock.schedules.spectrum import Spectrum, exact
+from eigenclock.schedules.spectrum import Spectrum
+from eigenclock.theory.numbers import exact
 
 
 @dataclass(frozen=True)

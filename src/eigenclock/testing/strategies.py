@@ -15,13 +15,13 @@ from eigenclock.theory import (
     DirectSum,
     Generator,
     Jordan,
+    OnClock,
     Plane,
     Product,
     Rotation,
     Zero,
     skew_symmetric,
 )
-from eigenclock.theory.generators import OnClock
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

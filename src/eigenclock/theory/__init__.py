@@ -3,7 +3,18 @@
 Nothing here owns parameters or imports ``torch.nn``; the derivation is in ``README.md`` beside this file.
 """
 
-from eigenclock.theory.axioms import Axioms, Residual, Sampling, Witness, by_matrix, maps_of, measure_axioms, measure_kernel
+from eigenclock.theory.axioms import (
+    Axioms,
+    Realisation,
+    Residual,
+    Sampling,
+    Witness,
+    by_matrix,
+    maps_of,
+    measure_axioms,
+    measure_kernel,
+    realise,
+)
 from eigenclock.theory.classify import Classification, Eigenblock, Reading, classify
 from eigenclock.theory.form import JordanBlock, JordanForm
 from eigenclock.theory.generator import Block, Generator
@@ -26,7 +37,6 @@ from eigenclock.theory.generators import (
     skew_symmetric,
 )
 from eigenclock.theory.lift import Lift, linear_bias
-from eigenclock.theory.realise import Realisation, realise
 from eigenclock.theory.split import Split, Turn
 
 __all__ = [

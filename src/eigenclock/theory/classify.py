@@ -156,8 +156,8 @@ def classify(matrix: Float[Tensor, "D D"] | Float[np.ndarray, "D D"], *, toleran
     the most special one is taken, and called certain only if every rival is out of reach: more special forms (eigenvalues that meet,
     ranks that drop, real parts that vanish) by distance, more general ones because they would need eigenvalues that agree to
     1 part in 2000 or a basis of condition 3e4 or worse. Multiplying by a unit or changing the basis does not change the answer.
-    In single precision one more rival of a block of order 2 is set aside: two eigenvalues about that close whose eigenvectors alone are
-    nearly parallel, in a basis that is well conditioned otherwise.
+    In single precision one more rival of a block of order 2 is set aside, because no float32 matrix excludes it: two eigenvalues within
+    about 1e-3 of each other whose eigenvectors are parallel to 1e-3, in a basis that is well conditioned otherwise.
 
     Shape: (D, D), float32 or float64, torch or numpy.
     Units: rates and frequencies (radians) per the unit of time in which the matrix is given.
@@ -229,10 +229,19 @@ def _decide(A: Array, precision: Precision, tolerance: float | None) -> _Verdict
         doubts, distance = (
             _judge(search, parts, margin, defective) if parts else (["the eigenvalues form no clusters of one value each"], 0.0)
         )
+        if parts and not doubts and not _gives_back(search.matrix, parts):
+            doubts = ["the Jordan basis found does not give the matrix back within its errors"]
         verdicts.append(_Verdict(search, parts, doubts, distance, margin))
         if not doubts:
             return verdicts[-1]
     return verdicts[0]
+
+
+def _gives_back(data: Noisy, parts: list[Part]) -> bool:
+    """Whether P J P^-1 is the matrix, up to the errors of the input times the condition of its eigenvalues."""
+    reading = _reading(data, parts, *real_basis(parts))
+    errors = float(np.sqrt(data.variance.sum())) * max(part.cluster.projector_norm for part in parts)
+    return reading.distance <= 30 * errors + 2.0**-50 * data.norm * reading.condition
 
 
 def _readings(verdict: _Verdict) -> list[tuple[Reading, list[Part], Array, Array]]:
@@ -360,7 +369,7 @@ def _may_split(data: Noisy, parts: list[Part], part: Part, close: float) -> bool
             condition = top / radius ** (order - 1)
             if k > order or 2 * radius < close or condition > CONDITION:
                 continue
-            # In single precision no two rates are ruled out by the numbers alone; a rest of the basis that is well conditioned is evidence.
+            # In single precision the numbers alone never rule out two rates; that all else is well conditioned speaks for one.
             if longest == 2 and surrounded and cluster.ratio <= 0.5 and worst <= WELL and condition > 20 * worst:
                 continue
             return True
@@ -381,4 +390,5 @@ def _rivals(search: Search, parts: list[Part]) -> list[tuple[tuple[Part, ...], C
                 members |= data.conjugate(members)
             reach = abs(a.cluster.mu - b.cluster.mu) / (a.cluster.projector_norm + b.cluster.projector_norm)
             pairs.append((reach, (a, b), members))
-    return [(pair, search.cluster(members)) for _, pair, members in sorted(pairs, key=lambda entry: entry[0])[:5]]
+    nearest = sorted(pairs, key=lambda entry: entry[0])[:5]
+    return [(pair, search.cluster(members, [part.cluster for part in pair])) for _, pair, members in nearest]

@@ -6,7 +6,7 @@ So |p_k| can be held against what rounding does to it, and |p_k| / |dp_k| is the
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -19,6 +19,7 @@ Children = dict[frozenset[int], tuple[frozenset[int], frozenset[int]]]
 SIGMAS = 4.5  # an error is taken to be at most this many standard deviations
 _POWERS = 8  # power sums beyond this one add nothing that double precision could tell
 _CLEAR = 30.0  # eigenvalues this many times their errors apart need no closer look
+_INVARIANT = 2.0**-40  # what may be left over in an invariant subspace, relative to the matrix
 _NODES = 24  # points on the circle of a projector: the error is (inside / outside)^12
 _SYLVESTER = 1100  # unknowns of the largest linear system that is solved to polish a subspace
 _BAD = 50.0  # projectors of at most this norm are well conditioned
@@ -91,7 +92,7 @@ def _polished(A: Array, q: Array) -> Array:
     if not rest or rest * size > _SYLVESTER:
         return q
     best, least = q, np.inf
-    for _ in range(4):
+    for _ in range(6):
         whole = np.linalg.qr(q, mode="complete")[0]
         inner = whole.conj().T @ A @ whole
         left = float(np.linalg.norm(inner[size:, :size]))
@@ -118,24 +119,40 @@ def _projector(A: Array, mu: complex, inside: float, outside: float) -> Array:
 class Cluster:
     """Eigenvalues taken as one: invariant subspace, mean, nilpotent part, and the errors of all of them."""
 
-    def __init__(self, matrix: Noisy, members: frozenset[int]):
+    def __init__(self, matrix: Noisy, members: frozenset[int], parts: "Sequence[Cluster]" = ()):
         self.matrix, self.members = matrix, members
         A, size = matrix.A, len(members)
         self.real = matrix.conjugate(members) == members
         if size == A.shape[0]:
-            right = left = np.eye(size)
+            self._take(np.eye(size), np.eye(size))
         else:
-            right, left = (_polished(M, q) for M, q in zip((A, A.T), self._rough(), strict=True))
+            for right, left in self._rough(parts):
+                self._take(_polished(A, right), _polished(A.T, left))
+                if self._is_invariant():
+                    break
+            else:
+                raise np.linalg.LinAlgError("no invariant subspace was found for these eigenvalues")
+        self.mu = complex(np.trace(self.M)) / size
+        self.N = self.M - (self.mu.real if self.real else self.mu) * np.eye(size)
+
+    def _take(self, right: Array, left: Array) -> None:
         self.Q = right
         self.W = np.linalg.solve(left.conj().T @ right, left.conj().T)  # W Q = 1, and Q W is the spectral projector
-        M = self.W @ A @ self.Q
-        self.mu = complex(np.trace(M)) / size
-        self.N = M - (self.mu.real if self.real else self.mu) * np.eye(size)
-        if not np.isfinite(self.N).all():
-            raise np.linalg.LinAlgError("left and right subspaces are orthogonal")
+        self.M = self.W @ self.matrix.A @ self.Q
 
-    def _rough(self) -> tuple[Array, Array]:
-        """Orthonormal bases near the right and left invariant subspaces."""
+    def _is_invariant(self) -> bool:
+        """Whether A Q = Q M and W A = M W up to rounding."""
+        A = self.matrix.A
+        right, left = np.linalg.norm(A @ self.Q - self.Q @ self.M), np.linalg.norm(self.W @ A - self.M @ self.W)
+        # Written so that what is not a number is not invariant.
+        return bool(max(right, left) <= _INVARIANT * self.matrix.norm * np.linalg.norm(self.W))
+
+    def _rough(self, parts: "Sequence[Cluster]") -> Iterator[tuple[Array, Array]]:
+        """Orthonormal bases near the right and left invariant subspaces: those of the parts, from a projector, from eigenvectors."""
+        if parts:
+            # Where the union is real, real and imaginary parts are taken, which brings in the conjugate of a complex part.
+            right, left = (np.concatenate(columns, 1) for columns in ([p.Q for p in parts], [p.W.conj().T for p in parts]))
+            yield self._orthonormal(right), self._orthonormal(left)
         matrix, chosen = self.matrix, sorted(self.members)
         values = matrix.values[chosen]
         mu = complex(values.mean())
@@ -144,8 +161,8 @@ class Cluster:
         if len(chosen) > 1 and outside > 3 * inside:
             projector = _projector(matrix.A, mu, inside, outside)
             u, _, vh = np.linalg.svd(np.real(projector) if self.real else projector)
-            return u[:, : len(chosen)], vh[: len(chosen)].conj().T
-        return self._orthonormal(matrix.vectors[:, chosen]), self._orthonormal(matrix.dual[:, chosen])
+            yield u[:, : len(chosen)], vh[: len(chosen)].conj().T
+        yield self._orthonormal(matrix.vectors[:, chosen]), self._orthonormal(matrix.dual[:, chosen])
 
     def _orthonormal(self, vectors: Array) -> Array:
         spanning = np.concatenate([np.real(vectors), np.imag(vectors)], 1) if self.real else vectors
@@ -278,11 +295,11 @@ class Search:
         self.matrix = matrix
         self._known: dict[frozenset[int], Cluster | None] = {}
 
-    def cluster(self, members: frozenset[int]) -> Cluster | None:
+    def cluster(self, members: frozenset[int], parts: Sequence[Cluster] = ()) -> Cluster | None:
         """The cluster of these members (None where left and right subspaces do not pair)."""
-        if members not in self._known:
+        if members not in self._known or (parts and self._known[members] is None):
             try:
-                self._known[members] = Cluster(self.matrix, members)
+                self._known[members] = Cluster(self.matrix, members, parts)
             except np.linalg.LinAlgError:
                 self._known[members] = None
         return self._known[members]

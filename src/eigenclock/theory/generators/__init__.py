@@ -8,8 +8,8 @@ from eigenclock.theory.generators.decay import Decay
 from eigenclock.theory.generators.dense import Dense, cayley, dissipative, skew_symmetric
 from eigenclock.theory.generators.direct_sum import DirectSum
 from eigenclock.theory.generators.jordan import Jordan
-from eigenclock.theory.generators.plane import Plane
 from eigenclock.theory.generators.on_clock import OnClock
+from eigenclock.theory.generators.plane import Plane
 from eigenclock.theory.generators.product import Product
 from eigenclock.theory.generators.rotation import Rotation
 from eigenclock.theory.generators.zero import Zero

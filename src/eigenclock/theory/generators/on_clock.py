@@ -32,9 +32,12 @@ class OnClock(Generator):
 
     def __post_init__(self) -> None:
         split = self.inner.split()
-        blocks = {turn.freq.shape[-1] for turn in split.turns} | ({split.rate.shape[-1]} if split.rate is not None else set())
-        if self.first < 0 or self.count < 1 or (self.count > 1 and blocks != {self.count}):
-            raise ShapeError(f"got {self.count} times for generators of {sorted(blocks)} blocks; expected one time, or one for each block")
+        turns, rates = {turn.freq.shape[-1] for turn in split.turns}, 0 if split.rate is None else split.rate.shape[-1]
+        fits = turns <= {self.count} and rates in (0, self.count, *(2 * n for n in turns))  # both channels of a pair decay alike
+        if self.first < 0 or self.count < 1 or (self.count > 1 and not fits):
+            raise ShapeError(
+                f"got {self.count} times for rotations of {sorted(turns)} pairs and {rates} rates; expected one time, or one for each block"
+            )
 
     @property
     def dim(self) -> int:
@@ -60,7 +63,12 @@ class OnClock(Generator):
         inner = self.inner.split()
 
         def clock(columns: int) -> tuple[int, ...]:
-            return tuple(range(self.first, self.first + self.count)) if self.count > 1 else (self.first,) * columns
+            if self.count == 1:
+                return (self.first,) * columns
+            own = tuple(range(self.first, self.first + self.count))
+            if columns == self.count:
+                return own
+            return own * 2 if inner.turns[0].pairing == "half" else tuple(c for c in own for _ in range(2))
 
         turns: tuple[Turn, ...] = tuple(replace(turn, clock=clock(turn.freq.shape[-1])) for turn in inner.turns)
         return replace(inner, turns=turns, rate_clock=None if inner.rate is None else clock(inner.rate.shape[-1]))

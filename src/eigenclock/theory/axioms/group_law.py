@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eigenclock.theory.sampling import Kernel, Residual, Sampling, Witness, scale_of
+from eigenclock.theory.axioms.sampling import Kernel, Residual, Sampling, Witness, scale_of
 
 ROWS = 1300
 """Rows of the largest block matrix in the singular case."""
@@ -38,12 +38,12 @@ def blocks_of(A: Kernel) -> Blocks:
 
 
 def law_of(A: Kernel, at: Sampling, blocks: Blocks | None = None, inner: int | None = None) -> Law:
-    """B(u) B(v) = B(u + v), or in the singular case the same over blocks of lags."""
+    """B(u) B(v) = B(u + v) where A(0) is invertible and as wide as the space the maps meet in (``inner``); else the same over blocks."""
     zero = A(0.0).double()
     singular_values = torch.linalg.svdvals(zero)
     rank = int((singular_values > 1e-10 * singular_values[0].clamp_min(1e-300)).sum())
     width = max(zero.shape)
-    if rank < width:
+    if rank < width or inner != width:  # a sum of cosines has A(0) > 0, and is a group of many dimensions seen through one
         residual, size = _blockwise(blocks or blocks_of(A), at, rank, width, inner)
         return Law(residual, rank, size, width)
     inverse = torch.linalg.inv(zero)
@@ -82,8 +82,8 @@ def _blockwise(blocks: Blocks, at: Sampling, rank: int, width: int, inner: int |
     more = [*ladder, *(0.75 * u for u in ladder)]
     sets = [ladder[4:5], ladder[1:6:2], ladder, more]
     if inner is not None:
-        count = inner if at.causal else inner // 2
-        sets.append([*more, *at.random(min(count, ROWS // width), 3).mul(at.span).tolist()])
+        room = ROWS // width // (1 if at.causal else 2) - len(more) - 1
+        sets.append([*more, *at.random(max(0, min(inner if at.causal else inner // 2, room)), 3).mul(at.span).tolist()])
 
     def whole(lags: list[float]) -> list[float]:
         lags = [max(1.0, float(round(u))) if at.integer and u else u for u in lags]
@@ -115,7 +115,7 @@ def _blockwise(blocks: Blocks, at: Sampling, rank: int, width: int, inner: int |
         if worst <= limit:
             break
     if value > limit:
-        return Residual("group_law", value, limit, witness, f"A(0) has rank {rank} of {width}, and no L of finite size was found"), None
+        return Residual("group_law", value, limit, witness, f"A(0) has rank {rank} of {width}; no L of finite size was found"), None
     return Residual("group_law", value, limit, note=f"A(0) has rank {rank} of {width}: A(u) = C exp(uL) B with L of size {size}"), size
 
 

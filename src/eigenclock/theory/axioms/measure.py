@@ -5,18 +5,19 @@ that depend on time become maps by :func:`by_matrix`, a generator becomes the pa
 float64 from a seed; residuals are relative to the largest number of their kind among the samples, absolute where all are 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from eigenclock.theory import residuals
+from eigenclock.theory.axioms import residuals
+from eigenclock.theory.axioms.group_law import Law, law_of
+from eigenclock.theory.axioms.residuals import Subject
+from eigenclock.theory.axioms.sampling import Kernel, Map, Residual, Sampling, Witness, scale_of, unknown
 from eigenclock.theory.generator import Generator
-from eigenclock.theory.group_law import Law, law_of
-from eigenclock.theory.residuals import Subject
-from eigenclock.theory.sampling import Kernel, Map, Residual, Sampling, Witness, scale_of, unknown
+from eigenclock.theory.lift import Lift
 
 DEFAULT = Sampling()
 
@@ -25,8 +26,8 @@ DEFAULT = Sampling()
 class Axioms:
     """The five residuals of one pair of maps, and what the singular case needs to know.
 
-    rank_at_zero is the rank of A(0) and hankel_rank the size of L (None where no finite one was found); both count the constant
-    coordinate where the maps are affine.
+    rank_at_zero is the rank of A(0) and hankel_rank the size of L as far as the samples tell (None where no finite one was found);
+    both count the constant coordinate where the maps are affine.
     ``even`` says whether a lag and its opposite have one score, so that past and future cannot be told apart (None where causal).
     """
 
@@ -74,8 +75,13 @@ def by_matrix(matrix: Callable[[float], Float[Tensor, "E D"]]) -> Map:
     return lambda x, t: x @ matrix(t).to(x.dtype).mT
 
 
-def maps_of(generator: Generator, head: int = 0) -> tuple[Map, Map]:
-    """F and G of a generator: exp(tL)^T on queries, exp(-sL) on keys.
+def maps_of(generator: Generator, head: int = 0, *, lifts: Sequence[Lift] = (), scale: float = 1.0) -> tuple[Map, Map]:
+    """F and G of a generator, and of an encoding with its lifts: exp(tL)^T on queries, exp(-sL) on keys, coordinates appended.
+
+    Their product is the logit of the head, scale * q^T exp((t - s) L) k plus the biases of the lifts.
+
+    Stability: the two factors stand apart here, as the axioms want them, so a decay loses the digits of e^(rate * span): keep the span
+        of the sampling to a few half-lives. Attention never forms them.
 
     >>> from eigenclock.theory.generators import Rotation
     >>> F, G = maps_of(Rotation(torch.ones(1)))
@@ -83,15 +89,32 @@ def maps_of(generator: Generator, head: int = 0) -> tuple[Map, Map]:
     ()
     """
 
-    def mover(which: Generator, sign: float) -> Map:
-        def move(x: Tensor, t: float) -> Tensor:
-            heads = x.expand(generator.heads, *x.shape) if generator.heads > 1 else x
-            moved = which.act(heads, torch.full((1,), sign * t, dtype=torch.float64))
-            return moved[head] if generator.heads > 1 else moved
+    def act(which: Generator, x: Tensor, t: float) -> Tensor:
+        moved = which.act(x.expand(which.heads, *x.shape) if which.heads > 1 else x, torch.full((1,), t, dtype=torch.float64))
+        return moved[head] if which.heads > 1 else moved
 
-        return move
+    def queries(q: Tensor, t: float) -> Tensor:
+        parts = [scale * act(generator.T, q, t)]
+        for lift in lifts:
+            coordinates = lift.queries(q.expand(1, _rows(lift), *q.shape))
+            parts.append(act(lift.generator.T, _of_head(coordinates, head), t) * (scale if lift.scaled else 1.0))
+        return torch.cat(parts, -1)
 
-    return mover(generator.T, 1.0), mover(generator, -1.0)
+    def keys(k: Tensor, s: float) -> Tensor:
+        lifted = [act(lift.generator, _of_head(lift.keys(k.expand(1, _rows(lift), *k.shape)), head), -s) for lift in lifts]
+        return torch.cat([act(generator, k, -s), *lifted], -1)
+
+    return queries, keys
+
+
+def _rows(lift: Lift) -> int:
+    """How many heads a lift tells apart."""
+    parts = [(lift.query, 1), (lift.key, 1), (lift.query_map, 2), (lift.key_map, 2)]
+    return max(x.shape[0] if x is not None and x.ndim > flat else 1 for x, flat in parts)
+
+
+def _of_head(x: Tensor, head: int) -> Tensor:
+    return x[0, head if x.shape[1] > 1 else 0]
 
 
 def measure_axioms(F: Map, G: Map, dim: int, at: Sampling = DEFAULT, *, content: tuple[Tensor, Tensor] | None = None) -> Axioms:
@@ -102,7 +125,8 @@ def measure_axioms(F: Map, G: Map, dim: int, at: Sampling = DEFAULT, *, content:
     shift_invariance  F(q, t + c) . G(k, s + c) = F(q, t) . G(k, s)
     continuity        no jump survives bisection of the times; not measured where times are integers
     group_law         B(u) B(v) = B(u + v) for B(u) = A(u) A(0)^-1, A(u) = F(u)^T G(0): A(0) = I is a normalisation and no axiom. Where
-                      A(0) is singular, the same for blocks of lags, H(u) H(0)^+ H(v) = H(u + v), which C exp(uL) B keeps
+                      A(0) is singular, or the maps lead into more dimensions, the same for blocks of lags:
+                      H(u) H(0)^+ H(v) = H(u + v), which every C exp(uL) B keeps
     contragredience   F(t)^T G(t) = F(0)^T G(0): one side is the inverse transpose of the other, up to constants
 
     Samples prove a violation, not its absence: what happens between or beyond the times of ``at`` is not seen.
@@ -144,15 +168,20 @@ def measure_kernel(A: Kernel, at: Sampling = DEFAULT) -> Axioms:
     >>> measure_kernel(bias).broken, measure_kernel(bias, Sampling(causal=True)).broken
     (('group_law',), ())
     """
+    A = _detached(A)
     law = law_of(A, at)
     grid = at.grid()
     ends = grid if at.causal else tuple(sorted({*grid, *(-t for t in grid)}))
-    jump = residuals.jump_of(lambda u: A(u).double().flatten(), ends, "u", at)
-    scale = scale_of([A(u).double() for u in ends])
+    jump = residuals.jump_of(lambda u: A(u).flatten(), ends, "u", at)
+    scale = scale_of([A(u) for u in ends])
     even = None if at.causal else all(float((A(u) - A(-u)).abs().max()) <= at.limit * scale for u in grid)
     given = "known by its scores at lags only"
     linear, shift, other = (unknown(name, at, given) for name in ("linearity", "shift_invariance", "contragredience"))
     return Axioms(linear, shift, jump, law.residual, other, law.rank, law.size, law.width, even)
+
+
+def _detached(A: Kernel) -> Kernel:
+    return lambda u: A(u).detach().double()
 
 
 def linearity(F: Map, G: Map, dim: int, at: Sampling = DEFAULT) -> Residual:

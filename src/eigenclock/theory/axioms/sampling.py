@@ -16,7 +16,17 @@ class Sampling:
     """Where the axioms are tried, and how large a residual may be.
 
     Left alone, the times are 0, 1, 2, 3, the powers of two up to ``span`` and their neighbours (where low precision rounds), and 8
-    irregular times; ``integer`` leaves those out. ``causal`` tries t >= s only, which anything that decays needs.
+    irregular times.
+
+    Args:
+        span: the longest lag that matters; it also sets the lags of the singular case.
+        times, shifts: what to try instead.
+        causal: try t >= s only, which anything that decays needs.
+        integer: times are whole numbers; continuity is then not measured.
+        limit: the largest residual that counts as holding; for maps in a narrower dtype some 1000 times its rounding step.
+        probes: how many random queries and keys are tried.
+        seed: of those and of the irregular times; nothing else is random.
+    Units: times in the unit of the clock; residuals relative to the largest number of their kind.
 
     >>> Sampling(span=4, integer=True).grid()
     (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
@@ -99,6 +109,7 @@ class Residual:
 
 
 def unknown(name: str, at: Sampling, note: str) -> Residual:
+    """An axiom that was not measured, and why."""
     return Residual(name, None, at.limit, note=note)
 
 

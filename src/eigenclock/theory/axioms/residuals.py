@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from eigenclock.errors import ShapeError
-from eigenclock.theory.group_law import Blocks
-from eigenclock.theory.sampling import Kernel, Map, Residual, Sampling, Witness, scale_of, unknown
+from eigenclock.theory.axioms.group_law import Blocks
+from eigenclock.theory.axioms.sampling import Kernel, Map, Residual, Sampling, Witness, scale_of, unknown
 
 
 class Subject:
     """Two maps with the content and times they are tried on; what a map gave at a time is kept."""
 
     def __init__(self, F: Map, G: Map, q: Tensor, k: Tensor, at: Sampling):
-        self.maps, self.contents, self.at, self.grid = (F, G), (q, k), at, at.grid()
+        self.maps, self.contents, self.at, self.grid = (_plain(F), _plain(G)), (q, k), at, at.grid()
         self._kept: dict[tuple[int, float], Tensor] = {}
         a, b = self.moved(0, self.grid[0]), self.moved(1, self.grid[0])
         if a.shape[-1] != b.shape[-1]:
@@ -23,7 +23,7 @@ class Subject:
 
     def moved(self, side: int, t: float) -> Tensor:
         if (side, t) not in self._kept:
-            self._kept[side, t] = self.maps[side](self.contents[side], t).double()
+            self._kept[side, t] = self.maps[side](self.contents[side], t)
         return self._kept[side, t]
 
     def scores(self, queries: Sequence[float], keys: Sequence[float]) -> Tensor:
@@ -36,8 +36,8 @@ class Subject:
         dim = self.contents[side].shape[-1]
         eye = torch.eye(dim, dtype=torch.float64)
         if not affine:
-            return self.maps[side](eye, t).double()
-        rows = self.maps[side](torch.cat([eye.new_zeros(1, dim), eye]), t).double()
+            return self.maps[side](eye, t)
+        rows = self.maps[side](torch.cat([eye.new_zeros(1, dim), eye]), t)
         return torch.cat([rows[:1], rows[1:] - rows[:1]])
 
     def lag(self, affine: bool) -> Kernel:
@@ -45,7 +45,7 @@ class Subject:
         zero = [self.matrix(side, 0.0, affine) for side in (0, 1)]
         return lambda u: self.matrix(0, u, affine) @ zero[1].mT if u >= 0 else zero[0] @ self.matrix(1, -u, affine).mT
 
-    def blocks(self, affine: bool) -> "Blocks":
+    def blocks(self, affine: bool) -> Blocks:
         """H(u) = F(c + a + u)^T G(c - b), with c large enough for all times to be positive."""
         kept: dict[tuple[int, float], Tensor] = {}
 
@@ -61,6 +61,11 @@ class Subject:
         return block
 
 
+def _plain(move: Map) -> Map:
+    """The map in float64, without a graph."""
+    return lambda x, t: move(x, t).detach().double()
+
+
 def linearity_of(subject: Subject) -> tuple[Residual, bool]:
     """How far the maps are from affine, F(ax + by) = aF(x) + bF(y) for a + b = 1, and whether they have a constant part F(0)."""
     at, gaps, found, constant, lost = subject.at, [], None, 0.0, 0
@@ -68,7 +73,7 @@ def linearity_of(subject: Subject) -> tuple[Residual, bool]:
         x, move = subject.contents[side], subject.maps[side]
         y = x.roll(1, 0) if x.shape[0] > 1 else x + 1
         for t in subject.grid:
-            fx, fy, both = subject.moved(side, t), move(y, t).double(), move(1.75 * x - 0.75 * y, t).double()
+            fx, fy, both = subject.moved(side, t), move(y, t), move(1.75 * x - 0.75 * y, t)
             expected = 1.75 * fx - 0.75 * fy
             if not bool(torch.isfinite(expected + both).all()):
                 lost += 1
@@ -76,7 +81,7 @@ def linearity_of(subject: Subject) -> tuple[Residual, bool]:
             scale = scale_of([fx, fy])
             gap = (both - expected).abs() / scale
             value, place = float(gap.max()), int(gap.argmax())
-            constant = max(constant, float(move(torch.zeros_like(x[:1]), t).double().abs().nan_to_num(nan=0.0).max()) / scale)
+            constant = max(constant, float(move(torch.zeros_like(x[:1]), t).abs().nan_to_num(nan=0.0).max()) / scale)
             if value > at.limit and found is None:
                 values = (float(both.flatten()[place]), float(expected.flatten()[place]))
                 text = f"{name} at t = {t:g}: F(1.75 x - 0.75 y) has an entry {values[0]:.6g}, the combination {values[1]:.6g}"
@@ -137,8 +142,8 @@ def contragredience_of(subject: Subject) -> Residual:
 def continuity_of(subject: Subject) -> Residual:
     at, grid = subject.at, subject.grid
     zero, last = grid[0], grid[-1]
-    by_query = jump_of(lambda u: (subject.maps[0](subject.contents[0], u).double() * subject.moved(1, zero)).sum(-1), grid, "t", at)
-    by_key = jump_of(lambda u: (subject.moved(0, last) * subject.maps[1](subject.contents[1], u).double()).sum(-1), grid, "s", at)
+    by_query = jump_of(lambda u: (subject.maps[0](subject.contents[0], u) * subject.moved(1, zero)).sum(-1), grid, "t", at)
+    by_key = jump_of(lambda u: (subject.moved(0, last) * subject.maps[1](subject.contents[1], u)).sum(-1), grid, "s", at)
     return max((by_query, by_key), key=lambda r: -1.0 if r.value is None else r.value)
 
 
