@@ -124,3 +124,17 @@ def test_the_measure_is_what_float32_loses(order, rate, eta):
     exact = ec.scores(q, k, enc)[0, 0, torch.arange(length), chosen]
     measure = EPS * largest_entry(enc.generator().split(), length - 1.0)
     assert (lse[0, 0].double() - exact).abs().max() <= 8 * measure
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("spacing", [1.0, 1e3, 1e4, 1e5, 1e10, 1e13, 1e15])
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_damped_blocks_across_large_lags(order, spacing):
+    """A power of the lag times its decay: neither may be cut before the other is known, nor infinity meet 0."""
+    torch.manual_seed(0)
+    enc = ec.jordan_rope(24, order=order, rate=0.5, eta=1.0)
+    q, k, v = torch.randn(3, 1, 1, 40, 24)
+    times = torch.arange(40, dtype=torch.float64) * spacing
+    expected = ec.scores(q, k, enc, times=times).softmax(-1) @ v.double()
+    out = ec.attention(q, k, v, enc, times=times, backend="tiled")
+    assert float((out - expected).abs().max()) < 1e-5
