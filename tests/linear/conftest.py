@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import eigenclock as ec
+from eigenclock.clocks import Clock, Reading
 
 F64 = torch.float64
 B, H, D, V = 2, 4, 8, 5
@@ -21,7 +22,8 @@ ENCODED: dict[str, Callable[[int], ec.Encoding]] = {
     "rope, per head": lambda kv: ec.rope(D, heads=H, kv_heads=kv, theta=(10.0, 1e2, 1e3, 1e4)[:kv], learn=("freq",)),
     "decay": lambda kv: ec.decay(D, rate=0.05, learn=("rate",)),
     "decay, per head": lambda kv: ec.decay(D, heads=H, kv_heads=kv, half_life=(2.0, 60.0), learn=("rate",)),
-    "decay, per channel": lambda kv: ec.decay(D, rate=[0.0, 0.01, 0.4, 5.0, 1.0, 0.1, 0.0, 0.002], learn=("rate",)),
+    "decay, per channel": lambda kv: ec.decay(D, rate=[1e-4, 0.01, 0.4, 5.0, 1.0, 0.1, 0.7, 0.002], learn=("rate",)),
+    "decay, some channels": lambda kv: ec.decay(D, rate=[0.0, 0.01, 0.4, 5.0, 1.0, 0.1, 0.0, 0.002]),
     "damped_rope": lambda kv: ec.damped_rope(D, rate=0.03, learn=("freq", "rate")),
     "damped_rope, per head and pair": lambda kv: ec.damped_rope(D, heads=H, kv_heads=kv, rate=RATES[:kv], learn=("freq", "rate")),
     "damped_rope, half": lambda kv: ec.damped_rope(D, heads=H, kv_heads=kv, rate=RATES[:kv], pairing="half", learn=("freq", "rate")),
@@ -32,9 +34,30 @@ ENCODED: dict[str, Callable[[int], ec.Encoding]] = {
     "grape_m": lambda kv: ec.grape_m(D),
     "rope + decay": lambda kv: ec.rope(4, learn=("freq",)) + ec.decay(4, half_life=7.0, learn=("rate",)),
     "rope + nope": lambda kv: ec.rope(4) + ec.nope(4),
-    "rope * decay": lambda kv: ec.rope(D, learn=("freq",)) * ec.decay(D, half_life=9.0, learn=("rate",)),
+    "rope * decay": lambda kv: ec.rope(D, learn=("freq",)) * ec.decay(D, half_life=9.0),
     "axial_rope": lambda kv: ec.axial_rope(D, clock=ec.Axes(("x", "y"))),
 }
+
+
+class Gate(Clock):
+    """A clock of its own kind: time advances by softplus of the activations, one time per head."""
+
+    def __init__(self, features: int, heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(normal(features, heads, seed=11) * 0.3)
+
+    def forward(self, times: Any = None, *, length: int | None = None, origin: Tensor | None = None, documents: Tensor | None = None,
+                mask: Tensor | None = None, x: Tensor | None = None, device: torch.device | None = None) -> Reading:  # fmt: skip
+        assert x is not None
+        steps = nn.functional.softplus(x.double() @ self.weight)
+        if mask is not None:
+            steps = steps * mask[..., None]
+        ticks = steps.transpose(1, 2).cumsum(-1)
+        origin = torch.zeros_like(ticks[..., :1].detach()) if origin is None else origin
+        return Reading(ticks - origin, origin)
+
+    def continued(self, reading: Reading, given: bool) -> Tensor | None:
+        return -reading.ticks[..., -1:]
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:

@@ -146,6 +146,13 @@ def check_no_growth(rate: Tensor, what: str) -> None:
         )
 
 
+def not_zero(parameter: Float[Tensor, "*heads n"], n: int) -> list[bool]:
+    """For each of n blocks, whether its number differs from 0 in any head: a block whose number is 0 everywhere is a simpler one."""
+    if parameter.device.type == "meta":
+        return [True] * n
+    return (parameter.detach().reshape(-1, parameter.shape[-1]) != 0).any(0).expand(n).tolist()
+
+
 def common_heads(parts: Iterable[Generator]) -> int:
     """The number of heads several generators agree on; 1 stands for 'the same in all heads'."""
     heads = 1

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from eigenclock.theory.generator import Block, Generator, check_no_growth, check_width, parameter_heads, per_block, per_token
-from eigenclock.theory.generators.rotation import check_pairing, pair_channels, turn_pairs
+from eigenclock.theory.generator import Block, Generator, check_no_growth, check_width, not_zero, parameter_heads, per_block, per_token
+from eigenclock.theory.generators.rotation import check_pairing, pair_blocks, turn_pairs
 from eigenclock.theory.split import Split, Turn
 
 
@@ -42,7 +42,8 @@ class DampedRotation(Generator):
         return parameter_heads(self.rate, self.freq)
 
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(Block(pair, decays=True, turns=True) for pair in pair_channels(self.freq.shape[-1], self.pairing))
+        n = self.freq.shape[-1]
+        return pair_blocks(n, self.pairing, not_zero(self.rate, n), not_zero(self.freq, n))
 
     def act(self, x: Tensor, t: Tensor) -> Tensor:
         check_width(x, self.dim, "DampedRotation")

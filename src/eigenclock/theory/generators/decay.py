@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from eigenclock.theory.generator import Block, Generator, check_no_growth, check_width, parameter_heads, per_block, per_token, working_dtype
+from eigenclock.theory.generator import (
+    Block,
+    Generator,
+    check_no_growth,
+    check_width,
+    not_zero,
+    parameter_heads,
+    per_block,
+    per_token,
+    working_dtype,
+)
 from eigenclock.theory.split import Split
 
 
@@ -40,7 +50,7 @@ class Decay(Generator):
         return parameter_heads(self.rate)
 
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(Block((i,), decays=True) for i in range(self.size))
+        return tuple(Block((i,), decays) for i, decays in enumerate(not_zero(self.rate, self.size)))
 
     def act(self, x: Tensor, t: Tensor) -> Tensor:
         check_width(x, self.dim, "Decay")

@@ -8,7 +8,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eigenclock.errors import ConfigError
-from eigenclock.theory.generator import Block, Generator, check_no_growth, check_width, parameter_heads, per_block, per_token, working_dtype
+from eigenclock.theory.generator import (
+    Block,
+    Generator,
+    check_no_growth,
+    check_width,
+    not_zero,
+    parameter_heads,
+    per_block,
+    per_token,
+    working_dtype,
+)
 from eigenclock.theory.generators.rotation import check_pairing, pair_channels, turn_pairs
 from eigenclock.theory.split import Split, Turn
 
@@ -60,7 +70,7 @@ class Jordan(Generator):
     def blocks(self) -> tuple[Block, ...]:
         n, level = self.rate.shape[-1], self._level
         cells = pair_channels(n, self.pairing) if self.freq is not None else [(i,) for i in range(n)]
-        decays = (self.rate.detach().reshape(-1, n) != 0).any(0).tolist()
+        decays = not_zero(self.rate, n)
         return tuple(
             Block(tuple(c + r * level for r in range(self.order) for c in cell), decays[i], self.freq is not None, self.order)
             for i, cell in enumerate(cells)

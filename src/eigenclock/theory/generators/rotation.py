@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eigenclock.errors import ConfigError
-from eigenclock.theory.generator import Block, Generator, check_width, parameter_heads, per_block, per_token, working_dtype
+from eigenclock.theory.generator import Block, Generator, check_width, not_zero, parameter_heads, per_block, per_token, working_dtype
 from eigenclock.theory.split import Split, Turn
 from eigenclock.theory.trig import cos_sin
 
@@ -27,6 +27,14 @@ def pair_channels(n: int, pairing: str) -> list[tuple[int, int]]:
     [(0, 2), (1, 3)]
     """
     return [(2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + n) for i in range(n)]
+
+
+def pair_blocks(n: int, pairing: str, decays: list[bool], turns: list[bool]) -> tuple[Block, ...]:
+    """The blocks of n pairs; a pair that does not turn is two blocks of one channel."""
+    out: list[Block] = []
+    for pair, decaying, turning in zip(pair_channels(n, pairing), decays, turns, strict=True):
+        out += [Block(pair, decaying, True)] if turning else [Block((channel,), decaying) for channel in pair]
+    return tuple(out)
 
 
 def turn_pairs(x: Tensor, angle: Tensor, pairing: str) -> Tensor:
@@ -72,11 +80,7 @@ class Rotation(Generator):
 
     def blocks(self) -> tuple[Block, ...]:
         n = self.freq.shape[-1]
-        turns = [True] * n if self.freq.device.type == "meta" else (self.freq.detach().reshape(-1, n) != 0).any(0).tolist()
-        out: list[Block] = []
-        for pair, turning in zip(pair_channels(n, self.pairing), turns, strict=True):
-            out += [Block(pair, turns=True)] if turning else [Block((channel,)) for channel in pair]
-        return tuple(out)
+        return pair_blocks(n, self.pairing, [False] * n, not_zero(self.freq, n))
 
     def act(self, x: Tensor, t: Tensor) -> Tensor:
         check_width(x, self.dim, "Rotation")
