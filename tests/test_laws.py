@@ -223,6 +223,10 @@ ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
         (ec.transformer_xl(4, heads=4, kv_heads=2, sinusoids=2, content=[[0.1] * 4, [-0.2] * 4], learn="weight"), {}),
     ],
     "axial_rope": [(ec.axial_rope(8, heads=2), {}), (ec.axial_rope(12, pairing="half", theta=10.0, clock=ec.Axes(("a", "b", "c"))), {})],
+    "string": [
+        (ec.string(4, heads=2, basis=[0.3, -0.2, 0.1, 0.5, 0.0, 0.7]), {}),
+        (ec.string(8, heads=2, learn="basis", theta=10.0), {}),
+    ],
     "mixed_rope": [
         (ec.mixed_rope(8, heads=2, seed=1), {}),
         (ec.mixed_rope(4, freq=[[1.0, 0.3], [-0.5, 0.0]], learn=(), pairing="half"), {}),

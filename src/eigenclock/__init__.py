@@ -31,6 +31,7 @@ from eigenclock.encodings import nope as nope
 from eigenclock.encodings import retnet as retnet
 from eigenclock.encodings import rope as rope
 from eigenclock.encodings import sandwich as sandwich
+from eigenclock.encodings import string as string
 from eigenclock.encodings import transformer_xl as transformer_xl
 from eigenclock.encodings import two_sided as two_sided
 from eigenclock.encodings import xpos as xpos

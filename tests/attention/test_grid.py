@@ -70,6 +70,10 @@ ENCODED |= {
     "grape_m, one plane": (lambda kv: ec.grape_m(D, planes=1, learn=("freq", "basis")), False),
     "hyperbolic": (lambda kv: ec.hyperbolic(D, boost=0.05, rate=0.1, learn=("rate", "boost")), True),
     "axial_rope": (lambda kv: ec.axial_rope(D, clock=PLANE), False),
+    "string": (
+        lambda kv: ec.string(D, heads=H, kv_heads=kv, basis=torch.randn(28, generator=torch.Generator().manual_seed(4)), clock=PLANE),
+        False,
+    ),
     "mixed_rope": (lambda kv: ec.mixed_rope(D, heads=H, kv_heads=kv, clock=PLANE), False),
     "m_rope": (lambda kv: ec.m_rope(D, pairing="half", assignment="interleaved"), False),
 }  # fmt: skip

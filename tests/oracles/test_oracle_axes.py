@@ -61,6 +61,28 @@ def test_mixed_written_out(agree, backend):
         assert torch.allclose(a.double(), b, rtol=1e-4, atol=1e-5)
 
 
+def test_string_written_out():
+    """P^T RoPE P over two axes with P from the Cayley transform of an antisymmetric matrix, gradients included."""
+    q, k, v = (x.requires_grad_() for x in content(width=8))
+    torch.manual_seed(3)
+    enc = ec.string(8, heads=2, basis=torch.randn(2, 28))
+    freq, upper = (dict(enc.named_parameters())[f"values.{name}.raw"] for name in ("freq", "basis"))
+    theirs = [x.detach().double().requires_grad_() for x in (freq, upper)]
+    place = grid(6, 8).double()
+    S = torch.zeros(2, 8, 8, dtype=F64)
+    rows, columns = torch.triu_indices(8, 8, 1)
+    S = S.index_put((torch.arange(2)[:, None], rows, columns), theirs[1])
+    S = S - S.mT
+    P = torch.linalg.inv(torch.eye(8, dtype=F64) + S) @ (torch.eye(8, dtype=F64) - S)
+    expected = attend(q @ P, k @ P, v, place @ theirs[0])
+    out = ec.attention(q, k, v, enc, times=grid(6, 8), causal=False)
+    assert torch.allclose(out, expected, rtol=0, atol=1e-6)
+    g = torch.randn_like(out)
+    got = torch.autograd.grad(out, (q, k, v, freq, upper), g)
+    for a, b in zip(got, torch.autograd.grad(expected, (q, k, v, *theirs), g), strict=True):
+        assert torch.allclose(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
 def test_start_of_mixed():
     """Magnitudes theta^(-i / (n/2)), one direction per head for the first half of the pairs and a right angle to it for the second."""
     freq = ec.mixed_rope(32, heads=3, theta=10.0).generator().freq.detach()

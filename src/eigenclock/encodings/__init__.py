@@ -21,6 +21,7 @@ from eigenclock.encodings.retnet import retnet
 from eigenclock.encodings.rope import rope
 from eigenclock.encodings.sandwich import sandwich
 from eigenclock.encodings.spec import encoding
+from eigenclock.encodings.string import string
 from eigenclock.encodings.transformer_xl import transformer_xl
 from eigenclock.encodings.two_sided import two_sided
 from eigenclock.encodings.xpos import xpos
@@ -43,10 +44,12 @@ ENCODINGS: dict[str, Callable[..., Encoding]] = {
     "m_rope": m_rope,
     "hyperbolic": hyperbolic,
     "grape_m": grape_m,
+    "string": string,
     "two_sided": two_sided,
 }
 
 __all__ = [
+    "string",
     "transformer_xl",
     "mixed_rope",
     "m_rope",

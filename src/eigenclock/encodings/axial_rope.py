@@ -3,6 +3,8 @@
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from eigenclock.clocks import Axes, Clock
 from eigenclock.encodings.base import Encoding, Recipe
@@ -42,12 +44,20 @@ def axial_rope(
             [0.0000, 0.0000, 1.0000, 0.1000]], dtype=torch.float64)
     """
     clock = axes_clock(clock, Axes())
-    pairs, axes = even(head_dim, "head_dim"), clock.width
-    if pairs % axes:
-        raise ShapeError(f"got head_dim={head_dim} for {axes} axes; expected a multiple of {2 * axes}, so that each has as many pairs")
-    freq = torch.block_diag(*[geometric(theta)(pairs // axes).values[None]] * axes)
+    freq = axial_frequencies(head_dim, clock.width, theta)
     options: dict[str, Any] = {"theta": None if theta == 100.0 else theta}
     if pairing != "interleaved":
         options["pairing"] = pairing
     Rotation(freq, pairing)  # refuses an unknown pairing here
     return Recipe("axial_rope", head_dim, heads, kv_heads, clock, options, {"freq": Parameter(freq)}, rotation)
+
+
+def axial_frequencies(head_dim: int, axes: int, theta: float) -> Float[Tensor, "axes n"]:
+    """Each axis its own share of the pairs, theta^(-i / (n/axes)) on each.
+
+    Raises: ShapeError where the pairs cannot be shared equally.
+    """
+    pairs = even(head_dim, "head_dim")
+    if pairs % axes:
+        raise ShapeError(f"got head_dim={head_dim} for {axes} axes; expected a multiple of {2 * axes}, so that each has as many pairs")
+    return torch.block_diag(*[geometric(theta)(pairs // axes).values[None]] * axes)
