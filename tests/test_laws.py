@@ -122,6 +122,7 @@ CLOCKS = {
         (ec.Column("shares"), torch.tensor([NOW, NOW + 100, NOW + 100, NOW + 2600]), None),
         (ec.Column("km", decreasing="sort"), t(0.5, 7.5, 7.75, 90.0), None),
     ],
+    "cumulative": [],  # reads activations, not times: tests/clocks/test_cumulative.py
     "documents": [(ec.Documents(), torch.arange(6), torch.tensor([7, 7, 9, 9, 9, 7]))],
 }
 MINUTES = torch.tensor([0, 1, 20, 21, 45, 46, 90, 91, 120]) * 60_000_000_000 + NOW
@@ -142,6 +143,15 @@ def _rope_formula(freq: Tensor, rate: float = 0.0):
 
 def _alibi_formula(slopes: Tensor):
     return lambda q, k, s, u: q @ k.mT / math.sqrt(q.shape[-1]) - slopes[:, None, None] * (s[:, None] - u)
+
+
+def _per_channel_formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
+    """sum_c q_c k_c exp(-(s_c - u_c)), a clock (1, H, T, D) for every channel."""
+    return torch.einsum("bhtc,bhsc,bhtsc->bhts", q, k, torch.exp(u[:, :, None] - s[:, :, :, None])) / math.sqrt(q.shape[-1])
+
+
+def _scalar_formula(rate: Tensor):
+    return lambda q, k, s, u: q @ k.mT / math.sqrt(q.shape[-1]) * torch.exp(-rate * (s[..., :, None] - u[..., None, :]))
 
 
 def _gaussian_formula(sigma: Tensor):
@@ -242,6 +252,22 @@ ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
         (ec.grape_m(6, heads=2, planes=2, basis=[0.1 * i for i in range(15)], learn=("freq", "basis")), {}),
         (ec.grape_m(3, heads=4, kv_heads=2, planes=1, freq=0.7, a=[1.0, 0.2, -0.3], b=[0.0, 1.0, 1.0], learn="basis"), {}),
     ],
+    "fox": [
+        (ec.fox(4, heads=2, features=5), {"formula": lambda q, k, s, u: q @ k.mT / 2 - (s[..., :, None] - u[..., None, :])}),
+        (ec.fox(4, heads=4, kv_heads=2, features=5, clock=ec.Cumulative(5, gate="softplus", base=ec.Timestamps("s"))), {}),
+    ],
+    "wall": [
+        (ec.wall(4, heads=2), {"formula": _per_channel_formula}),
+        (ec.wall(4, heads=4, kv_heads=2, features=3), {}),
+    ],
+    "gla": [(ec.gla(4, heads=2, rank=2), {"formula": _per_channel_formula})],
+    "mamba2": [
+        (ec.mamba2(4, heads=2, rate=[[0.5], [2.0]], learn=()), {"formula": _scalar_formula(t([[0.5]], [[2.0]]))}),
+        (ec.mamba2(4, heads=4, kv_heads=2, features=3, seed=4), {}),
+    ],
+    "selective_rope": [(ec.selective_rope(4, heads=2), {}), (ec.selective_rope(4, heads=4, kv_heads=2, features=3, pairing="half"), {})],
+    "carope": [(ec.carope(6, heads=2), {})],
+    "grape_ctx": [(ec.grape_ctx(4, heads=2, theta=10.0), {}), (ec.rope(4, heads=2, clock=ec.Cumulative(3, per="block")), {})],
     "two_sided": [(ec.two_sided(ec.damped_rope(4, heads=2, half_life=5.0)), {}), (ec.two_sided(ec.alibi(4, heads=2)), {})],
     "sums and products": [
         (ec.rope(4, heads=2) * ec.alibi(4, heads=2, learn="slope"), {}),

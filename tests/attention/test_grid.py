@@ -49,6 +49,21 @@ ENCODED: dict[str, tuple[Callable[[int], ec.Encoding], bool]] = {
     "two_sided(damped_rope)": (lambda kv: ec.two_sided(ec.damped_rope(D, half_life=6.0)), False),
     "two_sided(alibi)": (lambda kv: ec.two_sided(ec.alibi(D, heads=H, learn=("slope",))), False),
 }
+FEATURES = 5
+ENCODED |= {
+    "fox": (lambda kv: ec.fox(D, heads=H, kv_heads=kv, features=FEATURES), True),
+    "rope * fox": (lambda kv: ec.rope(D, heads=H, kv_heads=kv) * ec.fox(D, heads=H, kv_heads=kv, features=FEATURES), True),
+    "wall": (lambda kv: ec.wall(D, heads=H, kv_heads=kv, features=FEATURES), True),
+    "gla": (lambda kv: ec.gla(D, heads=H, kv_heads=kv, features=FEATURES, rank=2), True),
+    "mamba2": (lambda kv: ec.mamba2(D, heads=H, kv_heads=kv, features=FEATURES, rate=0.3), True),
+    "selective_rope": (lambda kv: ec.selective_rope(D, heads=H, kv_heads=kv, features=FEATURES), False),
+    "carope": (lambda kv: ec.carope(D, heads=H, kv_heads=kv, features=FEATURES), False),
+    "grape_ctx": (lambda kv: ec.grape_ctx(D, heads=H, kv_heads=kv, features=FEATURES), False),
+    "damped_rope, learned clock": (
+        lambda kv: ec.damped_rope(D, heads=H, kv_heads=kv, rate=0.3, clock=ec.Cumulative(FEATURES, per="block")),
+        True,
+    ),
+}
 PLANE = ec.Axes(("x", "y"), order="x")
 ENCODED |= {
     "gaussian_bias": (lambda kv: ec.gaussian_bias(D, heads=H, sigma=(2.0, 30.0), learn=("sigma",)), False),
@@ -227,7 +242,13 @@ WAYS: dict[str, Way] = {
 
 
 def allowed(name: str, way: str) -> bool:
-    return WAYS[way].needs_causal or not ENCODED[name][1]
+    chosen = WAYS[way]
+    learned = isinstance(ENCODED[name][0](H).clock, ec.Cumulative)
+    if learned and (chosen.keys is not None or "key_times" in chosen.keywords()) and "times" in chosen.keywords():
+        return False  # a learned clock sums along one sequence
+    if name == "rope * fox" and chosen.kv_heads != H:
+        return False  # a clock per query head cannot turn shared keys
+    return chosen.needs_causal or not ENCODED[name][1]
 
 
 def arguments(way: Way, dtype: torch.dtype = F64, value_width: int = D) -> tuple[list[Tensor], dict[str, Any]]:
@@ -242,8 +263,14 @@ def arguments(way: Way, dtype: torch.dtype = F64, value_width: int = D) -> tuple
 
 
 def on_axes(enc: ec.Encoding, keywords: dict[str, Any], way: Way) -> dict[str, Any]:
-    """The same call with a place on every axis: the times on the first, whole numbers that wander on the others."""
+    """The same call as the clock wants it: activations for a learned one; a place on every axis for several, the times on the first and
+    whole numbers that wander on the others."""
     width, keys = enc.clock.width, way.queries if way.keys is None else way.keys
+    if isinstance(enc.clock, ec.Cumulative):
+        random = torch.Generator().manual_seed(8)
+        of_keys = torch.randn(B, keys, FEATURES, dtype=F64, generator=random)
+        cross = "key_times" in keywords or way.queries != keys
+        return keywords | ({"key_x": of_keys} if cross else {"x": of_keys})
     if width == 1:
         return keywords
     out = dict(keywords)

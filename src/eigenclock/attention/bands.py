@@ -11,28 +11,31 @@ from torch import Tensor
 Predicate = Callable[[Tensor], Tensor]
 
 
-def bisect(predicate: Predicate, size: tuple[int, ...], keys: int, device: torch.device) -> Tensor:
-    """The first index in 0 .. keys where ``predicate`` (False, then True, along the keys) holds; ``keys`` where it never does.
+def bisect(predicate: Predicate, low: Tensor, keys: int) -> Tensor:
+    """The first index in low .. keys where ``predicate`` (False, then True, along the keys) holds; ``keys`` where it never does.
 
     ``predicate`` takes indices (B|1, H|1, T) and answers for each of them.
     """
-    low = torch.zeros(size, dtype=torch.int64, device=device)
-    high = torch.full(size, keys, dtype=torch.int64, device=device)
-    for _ in range(keys.bit_length()):
+    high = torch.full_like(low, keys)
+    # A traced graph must not depend on the length; more steps than needed change nothing.
+    for _ in range(40 if torch.compiler.is_compiling() else keys.bit_length()):
         middle = (low + high) // 2
         open_ = low < high
-        holds = predicate(middle.clamp(max=max(keys - 1, 0)))
+        holds = predicate(middle.clamp(max=keys - 1))
         high = torch.where(open_ & holds, middle, high)
         low = torch.where(open_ & ~holds, middle + 1, low)
     return high
 
 
-def first_in_span(query_times: Tensor, key_times: Tensor, span: float) -> Tensor:
-    """The first key with t - s < span, (B|1, H|1, T), for times in order (B|1, H|1, T) and (B|1, H|1, S): the test of the dense
-    specification itself, rounding included."""
-    shape = torch.broadcast_shapes(query_times.shape[:2], key_times.shape[:2])
+def first_in_span(query_times: Tensor, key_times: Tensor, span: float, documents: Tensor | None = None) -> Tensor:
+    """The first key with t - s < span, (B|1, H|1, T), for times (B|1, H|1, T) and (B|1, H|1, S) in order, or in order inside each
+    document (run numbers (B|1, T)): the test of the dense specification itself, rounding included."""
+    shape = torch.broadcast_shapes(query_times.shape[:2], key_times.shape[:2], (1 if documents is None else documents.shape[0], 1))
     queries, keys = query_times.expand(*shape, -1), key_times.expand(*shape, -1)
-    return bisect(lambda j: queries - keys.gather(-1, j) < span, tuple(queries.shape), keys.shape[-1], keys.device)
+    low = torch.zeros(queries.shape, dtype=torch.int64, device=keys.device)
+    if documents is not None:
+        low = low + of_documents(documents, documents)[0]
+    return bisect(lambda j: queries - keys.gather(-1, j) < span, low, keys.shape[-1]) if keys.shape[-1] else low
 
 
 def first_of_latest(query_times: Tensor, key_times: Tensor, key_mask: Tensor | None, window: int) -> Tensor:

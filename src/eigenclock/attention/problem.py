@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.attention.times import Times, along_order, check_order, read_times
+from eigenclock.attention.times import Times, along_order, check_order, for_queries, read_times
 from eigenclock.clocks import duration
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError
@@ -99,6 +99,7 @@ def build(
         key_x=key_x,
         device=q.device,
     )
+    vectors = for_queries(vectors, h)
     query_ticks, key_ticks = along_order(vectors, encoding.clock, cross=cross, causal=causal)
     for name, ticks, heads in (("times", query_ticks, (1, h)), ("key_times", key_ticks, (1, k.shape[1], h))):
         if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:

@@ -78,13 +78,24 @@ def dense_logits(problem: Problem, rows: slice = slice(None)) -> Float[Tensor, "
 def _logits(problem: Problem, rows: slice) -> Tensor:
     seen = dense_visible(problem, rows)
     # The lag of a pair that is not seen is set to 0: exp of a future lag would overflow, and 0 * inf is NaN in the backward.
-    vectors = problem.query_vectors[:, :, rows].unsqueeze(3) - problem.key_vectors.unsqueeze(2)
-    lag = vectors.masked_fill(~(seen if vectors.ndim == seen.ndim else seen.unsqueeze(-1)), 0.0)
+    lag = _lag(problem, seen, rows)
     z = _content(problem, problem.q[:, :, rows].double(), lag) * problem.scale
+    if lag.shape[1] not in (1, problem.q.shape[1]):
+        lag = lag.repeat_interleave(problem.q.shape[1] // lag.shape[1], 1)
     for lift in problem.lifts:
         bias = _bias(problem, lift, rows, lag.abs() if problem.two_sided else lag)
         z = z + (bias * problem.scale if lift.scaled else bias)
     return z.masked_fill(~seen, -math.inf)
+
+
+def _lag(problem: Problem, seen: Tensor, rows: slice) -> Tensor:
+    """t - s of every pair, (B|1, X|1, T, S), or (B|1, X|1, T, S, W) on several clocks; X as many heads as the keys' clock."""
+    queries, keys = problem.query_vectors[:, :, rows], problem.key_vectors
+    group = queries.shape[1] // keys.shape[1] if queries.shape[1] > keys.shape[1] > 1 else 1
+    lag = queries[:, ::group].unsqueeze(3) - keys.unsqueeze(2)
+    if group > 1 and seen.shape[1] > 1:
+        seen = seen.unflatten(1, (-1, group)).any(2)
+    return lag.masked_fill(~(seen if lag.ndim == seen.ndim else seen.unsqueeze(-1)), 0.0)
 
 
 def _bias(problem: Problem, lift: Lift, rows: slice, lag: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def _planned(plan: str, window: int, job: Job) -> Job:
     return replace(job, tiles=tuple(tiles), **norms)
 
 
-def _bounded(plan: str, window: int, span: float, job: Job) -> Job:
+def _bounded(plan: str, window: int, job: Job) -> Job:
     """The job with the interval of keys each query sees, where that is no fixed number of them."""
     if not job.q.shape[2] or not job.k.shape[2]:
         return job
@@ -68,8 +68,6 @@ def _bounded(plan: str, window: int, span: float, job: Job) -> Job:
     times = job.query_times[..., 0], job.key_times[..., 0]
     if plan == "strict staircase":
         return replace(job, last=bands.last_before(*times))
-    if span:
-        return replace(job, first=bands.first_in_span(*times, span))
     if window and plan == "staircase":
         return replace(job, first=bands.first_of_latest(*times, job.key_mask, window))
     return job
@@ -115,14 +113,14 @@ def _part(job: Job, rows: slice, heads: slice, keys: slice) -> Job:
 
 
 def _forward(
-    plan: str, window: int, span: float, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
+    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
     query_times: Tensor, key_times: Tensor, rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None,
-    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
+    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None, first: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call; see Job for the shapes."""
-    masks = documents, key_documents, key_mask, allowed
+    masks = documents, key_documents, key_mask, allowed, first
     whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, *masks)
-    pieces = _pieces(plan, window, _bounded(plan, window, span, whole))
+    pieces = _pieces(plan, window, _bounded(plan, window, whole))
     if len(pieces) == 1:
         return engine.forward(pieces[0].job)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -137,22 +135,22 @@ _forward_op = torch.library.custom_op("eigenclock::tiled", _forward, mutates_arg
 
 @_forward_op.register_fake
 def _(
-    plan, window, span, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_documents, key_mask,
-    allowed,
+    plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_documents, key_mask,
+    allowed, first,
 ):  # fmt: skip
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float64)
 
 
 def _backward(
-    plan: str, window: int, span: float, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
+    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
     query_times: Tensor, key_times: Tensor, rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None,
-    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
+    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None, first: Tensor | None,
     out: Tensor, lse: Tensor, g: Tensor, g_lse: Tensor | None, small: bool, clock: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients to q, k, v, query_times, key_times, rate, nilpotent and slope (empty tensors for those nobody asked for)."""
-    masks = documents, key_documents, key_mask, allowed
+    masks = documents, key_documents, key_mask, allowed, first
     whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, *masks)
-    pieces = _pieces(plan, window, _bounded(plan, window, span, whole))
+    pieces = _pieces(plan, window, _bounded(plan, window, whole))
     shared_keys = len({(p.rows.start, p.keys.start) for p in pieces}) < len(pieces)  # several pieces add to one key head
     keys = [(torch.zeros_like if shared_keys else torch.empty_like)(x, memory_format=torch.contiguous_format) for x in (k, v)]
     dq, dk, dv = torch.empty_like(q, memory_format=torch.contiguous_format), *keys
@@ -190,8 +188,8 @@ _backward_op = torch.library.custom_op("eigenclock::tiled_backward", _backward, 
 
 @_backward_op.register_fake
 def _(
-    plan, window, span, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_documents, key_mask,
-    allowed, out, lse, g, g_lse, small, clock,
+    plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, documents, key_documents, key_mask,
+    allowed, first, out, lse, g, g_lse, small, clock,
 ):  # fmt: skip
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
 
@@ -237,17 +235,17 @@ def _clock_gradients(job: Job, grads: engine.Gradients) -> tuple[Tensor, Tensor]
 
 
 def tiled(
-    plan: str, window: int, span: float, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
+    plan: str, window: int, scale: float, order: int, paired: bool, q: Tensor, k: Tensor, v: Tensor,
     query_times: Tensor, key_times: Tensor, rate: Tensor | None, nilpotent: Tensor | None, slope: Tensor | None,
-    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None,
+    documents: Tensor | None, key_documents: Tensor | None, key_mask: Tensor | None, allowed: Tensor | None, first: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call, differentiable; see Job for the shapes."""
-    masks = documents, key_documents, key_mask, allowed
-    arguments = plan, window, span, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, *masks
+    masks = documents, key_documents, key_mask, allowed, first
+    arguments = plan, window, scale, order, paired, q, k, v, query_times, key_times, rate, nilpotent, slope, *masks
     return _forward_op(*arguments) if torch.compiler.is_compiling() else _Tiled.apply(*arguments)
 
 
-OPTIONS = 6
+OPTIONS = 5
 """How many arguments come before the tensors."""
 
 
@@ -269,7 +267,7 @@ def _gradients(backward, ctx, g, g_lse):
     back = [
         d.to(p.dtype) if p is not None and n else None for d, p, n in zip(parameters, (rate, nilpotent, slope), of_parameters, strict=True)
     ]
-    return (*(None,) * OPTIONS, dq, dk, dv, dtq if clock else None, dtk if clock else None, *back, *(None,) * 4)
+    return (*(None,) * OPTIONS, dq, dk, dv, dtq if clock else None, dtk if clock else None, *back, *(None,) * 5)
 
 
 class _Tiled(torch.autograd.Function):

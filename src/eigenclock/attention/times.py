@@ -34,6 +34,15 @@ def read_times(
         ticks = with_heads(clock(times, length=t, documents=documents, mask=key_mask, x=x, device=device).ticks, clock.width)
         _check_length("times", ticks, t)
         return Times(ticks, ticks)
+    if clock.sums:
+        if times is not None or not causal or t > s:
+            raise ClockError(
+                "got cross attention on a learned clock, which sums along one sequence; expected a decode step: causal, no times for the "
+                "queries, which are the last positions of the keys (key_x= for all of them, key_times= where the clock has a base)"
+            )
+        keys = with_heads(clock(key_times, length=s, mask=key_mask, x=key_x, device=device).ticks, clock.width)
+        _check_length("key_times", keys, s)
+        return Times(keys[:, :, s - t :], keys)
     if key_times is None and times is not None:
         raise ShapeError(
             f"got times for {t} queries and none for {s} keys; expected key_times= as well (queries and keys share no clock otherwise)"
@@ -56,11 +65,22 @@ def read_times(
     return Times(queries, keys)
 
 
+def for_queries(times: Times, heads: int) -> Times:
+    """Times of one clock per key head, repeated for the query heads of each group."""
+    rows = times.queries.shape[1]
+    if rows in (1, heads) or heads % rows:
+        return times
+    return Times(times.queries.repeat_interleave(heads // rows, 1), times.keys)
+
+
 def along_order(times: Times, clock: Clock, *, cross: bool, causal: bool) -> Times:
     """The scalar times that say what came before: the times themselves, or one axis of several (zeros where none orders)."""
     if clock.width == 1:
         return times
     axis = clock.order_axis
+    if cross and clock.sums:  # a decode step: by position
+        last = torch.arange(times.keys.shape[2], dtype=torch.float64, device=times.keys.device)[None, None]
+        return Times(last[..., times.keys.shape[2] - times.queries.shape[2] :], last)
     if axis is None and cross and causal:
         raise ClockError(
             "got causal cross attention on a clock of several axes, none of which says what came before; "

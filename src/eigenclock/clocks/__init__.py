@@ -3,6 +3,7 @@
 from eigenclock.clocks.axes import Axes
 from eigenclock.clocks.clock import Clock, Reading
 from eigenclock.clocks.column import Column
+from eigenclock.clocks.cumulative import Cumulative
 from eigenclock.clocks.documents import Documents
 from eigenclock.clocks.index import Index
 from eigenclock.clocks.sessions import Sessions
@@ -16,6 +17,7 @@ CLOCKS: dict[str, type[Clock]] = {
     "sessions": Sessions,
     "column": Column,
     "documents": Documents,
+    "cumulative": Cumulative,
 }
 
-__all__ = ["CLOCKS", "Axes", "Clock", "Column", "Documents", "Index", "Reading", "Sessions", "Timestamps", "duration"]
+__all__ = ["CLOCKS", "Axes", "Clock", "Column", "Cumulative", "Documents", "Index", "Reading", "Sessions", "Timestamps", "duration"]

@@ -28,6 +28,7 @@ class Clock(nn.Module):
     unit: str | None = None
     width: int = 1
     signed: bool = False  # whether time may go back by the clock's own making
+    sums: bool = False  # whether a time is a sum along the sequence, so that queries must be tokens of the keys' own
     decreasing: str = "refuse"
 
     @property
@@ -54,12 +55,24 @@ class Clock(nn.Module):
         tokens; ``documents`` and ``mask`` (True = a real token) matter to clocks that restart or pause.
         """
 
+    def continued(self, reading: Reading, given: bool) -> Tensor | None:
+        """The origin with which the next piece of a sequence is read, from the reading of this one.
+
+        ``given``: whether times were given, which share one origin; a clock's own count goes on where it stopped.
+        """
+        return reading.origin
+
     def spec(self) -> dict[str, Any]:
         """The name and the options, enough to build the clock again."""
         return {"name": type(self).__name__.lower()}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{k}={v!r}" for k, v in self.spec().items() if k != "name")
+
+
+def after_count(reading: Reading, given: bool) -> Tensor | None:
+    """The origin that makes a count from 0 go on after its last token: minus the number of tokens counted so far."""
+    return reading.origin if given or not reading.ticks.shape[-1] else -(reading.ticks.detach()[..., -1:].long() + 1)
 
 
 def check_decreasing(choice: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.clocks.clock import Clock, Reading, exact_difference
+from eigenclock.clocks.clock import Clock, Reading, after_count, exact_difference
 from eigenclock.clocks.index import Index
 from eigenclock.errors import ClockError
 
@@ -22,6 +22,9 @@ class Documents(Clock):
     >>> Documents()(documents=torch.tensor([7, 7, 9, 9, 9])).ticks
     tensor([0., 1., 0., 1., 2.], dtype=torch.float64)
     """
+
+    def continued(self, reading: Reading, given: bool) -> Tensor | None:
+        return after_count(reading, given)
 
     def forward(
         self,

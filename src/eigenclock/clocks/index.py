@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_difference
+from eigenclock.clocks.clock import Clock, Reading, after_count, check_decreasing, exact_difference
 from eigenclock.errors import ShapeError
 
 
@@ -27,6 +27,9 @@ class Index(Clock):
     def spec(self) -> dict[str, Any]:
         return {"name": "index"} | ({"decreasing": self.decreasing} if self.decreasing != "refuse" else {})
 
+    def continued(self, reading: Reading, given: bool) -> Tensor | None:
+        return after_count(reading, given)
+
     def forward(
         self,
         times: Any = None,
@@ -41,7 +44,8 @@ class Index(Clock):
         if times is not None:
             return exact_difference(torch.as_tensor(times, device=device), origin, mask)
         if mask is not None:
-            return exact_difference((mask.long().cumsum(-1) - 1).clamp_min(0), origin)
+            count = mask.long().cumsum(-1) - 1
+            return exact_difference(count if origin is not None else count.clamp_min(0), origin)
         if length is None:
             raise ShapeError("got neither times nor a length; the index clock needs one of them")
         return exact_difference(torch.arange(length, device=device), origin)

@@ -5,25 +5,32 @@ from collections.abc import Callable
 from eigenclock.encodings.alibi import alibi
 from eigenclock.encodings.axial_rope import axial_rope
 from eigenclock.encodings.base import Encoding
+from eigenclock.encodings.carope import carope
 from eigenclock.encodings.cite import cite
 from eigenclock.encodings.damped_rope import damped_rope
 from eigenclock.encodings.decay import decay
 from eigenclock.encodings.decay_bias import decay_bias
+from eigenclock.encodings.fox import fox
 from eigenclock.encodings.gaussian_bias import gaussian_bias
+from eigenclock.encodings.gla import gla
+from eigenclock.encodings.grape_ctx import grape_ctx
 from eigenclock.encodings.grape_m import grape_m
 from eigenclock.encodings.hyperbolic import hyperbolic
 from eigenclock.encodings.jordan_rope import jordan_rope
 from eigenclock.encodings.m_rope import m_rope
+from eigenclock.encodings.mamba2 import mamba2
 from eigenclock.encodings.mixed_rope import mixed_rope
 from eigenclock.encodings.nope import nope
 from eigenclock.encodings.parameter import Parameter
 from eigenclock.encodings.retnet import retnet
 from eigenclock.encodings.rope import rope
 from eigenclock.encodings.sandwich import sandwich
+from eigenclock.encodings.selective_rope import selective_rope
 from eigenclock.encodings.spec import encoding
 from eigenclock.encodings.string import string
 from eigenclock.encodings.transformer_xl import transformer_xl
 from eigenclock.encodings.two_sided import two_sided
+from eigenclock.encodings.wall import wall
 from eigenclock.encodings.xpos import xpos
 
 ENCODINGS: dict[str, Callable[..., Encoding]] = {
@@ -45,10 +52,24 @@ ENCODINGS: dict[str, Callable[..., Encoding]] = {
     "hyperbolic": hyperbolic,
     "grape_m": grape_m,
     "string": string,
+    "carope": carope,
+    "fox": fox,
+    "gla": gla,
+    "grape_ctx": grape_ctx,
+    "mamba2": mamba2,
+    "selective_rope": selective_rope,
+    "wall": wall,
     "two_sided": two_sided,
 }
 
 __all__ = [
+    "wall",
+    "selective_rope",
+    "mamba2",
+    "grape_ctx",
+    "gla",
+    "fox",
+    "carope",
     "string",
     "transformer_xl",
     "mixed_rope",

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eigenclock.clocks import Clock
+from eigenclock.clocks import Clock, Cumulative
 from eigenclock.encodings.parameter import Parameter, plain
 from eigenclock.encodings.rates import clock_or_index
 from eigenclock.errors import AxiomError, ConfigError, ShapeError, UnsupportedError
-from eigenclock.theory import DirectSum, Generator, JordanForm, Lift, Product, Zero
+from eigenclock.theory import DirectSum, Generator, JordanForm, Lift, Product, Split, Zero
 
 Values = Mapping[str, Tensor]
 
@@ -99,15 +99,21 @@ class Recipe(Encoding):
         parameters: dict[str, Parameter],
         content: Callable[[Values, "Recipe"], Generator],
         lift: Callable[[Values, "Recipe"], tuple[Lift, ...]] | None = None,
+        usual_clock: Clock | None = None,
     ):
+        """``usual_clock`` is the one a recipe makes where none is given; specs leave it out."""
         super().__init__()
         _check_sizes(head_dim, heads, kv_heads)
         self.name, self.head_dim, self.heads, self.kv_heads = name, head_dim, heads, kv_heads
-        self.clock = clock_or_index(clock)
+        self.usual_clock = {"name": "index"} if usual_clock is None else usual_clock.spec()
+        self.clock = clock_or_index(usual_clock if clock is None else clock)
         given = {key: value for key, value in options.items() if value is not None}
         self.options = {key: value if callable(value) else plain(value) for key, value in given.items()}
         self.values = nn.ModuleDict(parameters)
         self._content, self._lift = content, lift
+        if isinstance(self.clock, Cumulative):
+            rows = heads if lift is not None or kv_heads is None else kv_heads
+            self.clock.bind(rows, _blocks(self.generator().split()))
 
     def _current(self, device: torch.device | None) -> Values:
         return {name: parameter.value(device) for name, parameter in self.values.items()}  # type: ignore[operator]
@@ -127,7 +133,14 @@ class Recipe(Encoding):
             out["kv_heads"] = self.kv_heads
         out |= {key: schedule_spec(value) if callable(value) else value for key, value in self.options.items()}
         clock = self.clock.spec()
-        return out if clock == {"name": "index"} else out | {"clock": clock}
+        return out if clock == self.usual_clock else out | {"clock": clock}
+
+
+def _blocks(split: Split) -> int:
+    """How many times a clock with one for each block must give."""
+    if split.turns:
+        return split.turns[0].freq.shape[-1]
+    return 1 if split.rate is None else split.rate.shape[-1]
 
 
 class _Pair(Encoding):

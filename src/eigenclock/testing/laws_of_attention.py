@@ -12,14 +12,23 @@ from torch import Tensor
 
 from eigenclock.attention import BACKENDS, Backend, attention, scores
 from eigenclock.attention.problem import build, needs_order
+from eigenclock.clocks import Cumulative
 from eigenclock.encodings import Encoding, alibi, damped_rope, decay, decay_bias, encoding, nope, rope, two_sided
 from eigenclock.testing.laws import LawError, close, holds
-from eigenclock.theory import Generator
+from eigenclock.theory import Generator, Split
 
 Formula = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def check_encoding(enc: Encoding, *, times: Any = None, formula: Formula | None = None, atol: float = 1e-9, compiled: bool = False) -> None:
+def check_encoding(
+    enc: Encoding,
+    *,
+    times: Any = None,
+    x: Tensor | None = None,
+    formula: Formula | None = None,
+    atol: float = 1e-9,
+    compiled: bool = False,
+) -> None:
     """The laws of an encoding.
 
     Scores depend on t - s only; they are scale * q^T exp((t-s)L) k + bias with the dense ``matrix_exp``; ``attention`` is the softmax of
@@ -29,9 +38,11 @@ def check_encoding(enc: Encoding, *, times: Any = None, formula: Formula | None 
     Args:
         times: increasing example times (T,), or (T, axes), in the unit its clock reads; left out, irregular float64 times between 0 and
             12. Choose them so that they last a few half-lives: lags too small to matter prove little.
+        x: activations (1, T, features) for a learned clock, random ones if left out; T must be that of the times.
         formula: the scores of the source written out, (q, k, query_times, key_times) -> logits, scaled, in float64, before any mask.
         compiled: also run it under ``torch.compile(fullgraph=True)`` (a few seconds).
-    Shape: formula takes q (1, H, T, D), k (1, G, T, D), times (T,) in ticks, and returns (1, H, T, T).
+    Shape: formula takes q (1, H, T, D), k (1, G, T, D) and twice the ticks as the clock gives them, (T,), or (1, H, T) and
+        (1, H, T, W) on learned clocks; it returns (1, H, T, T).
     Raises: LawError.
 
     >>> from eigenclock.encodings import rope
@@ -39,22 +50,25 @@ def check_encoding(enc: Encoding, *, times: Any = None, formula: Formula | None 
     """
     where = str(enc)
     random = torch.Generator().manual_seed(0)
+    if isinstance(enc.clock, Cumulative):
+        times = torch.arange(9) if times is None else torch.as_tensor(times)
+        x = torch.randn(1, times.shape[0], enc.clock.features, dtype=torch.float64, generator=random) if x is None else x
     if times is None:
         steps = torch.rand(9, *((enc.clock.width,) if enc.clock.width > 1 else ()), dtype=torch.float64, generator=random)
         times = steps.cumsum(0).mul(4096).round().div(4096) * 2.5
     times = torch.as_tensor(times)
     h, g, n = enc.heads, enc.kv_heads or enc.heads, times.shape[0]
     q, k, v = (torch.randn(1, heads, n, enc.head_dim, dtype=torch.float64, generator=random) for heads in (h, g, g))
-    base = scores(q, k, enc, times=times)
+    base = scores(q, k, enc, times=times, x=x)
     for causal in (True, False) if _both_ways(enc) else (True,):
-        z = scores(q, k, enc, times=times, causal=causal)
+        z = scores(q, k, enc, times=times, x=x, causal=causal)
         for shift in (8192, -5):
-            moved = scores(q, k, enc, times=times + shift, causal=causal)
+            moved = scores(q, k, enc, times=times + shift, x=x, causal=causal)
             close(f"a common shift of the times by {shift} leaves scores alone", where, moved, z, atol)
-    _check_dense(enc, q, k, times, base, formula, atol, where)
+    _check_dense(enc, q, k, enc.clock(times, x=x).ticks, base, formula, atol, where)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = attention(q, k, v, enc, times=times)
+        out = attention(q, k, v, enc, times=times, x=x)
         return out if isinstance(out, Tensor) else out[0]
 
     out = attend(q, k, v)
@@ -83,13 +97,13 @@ def _both_ways(enc: Encoding) -> bool:
     return enc.sides == 2 or not needs_order(split, enc.lifts())
 
 
-def _check_dense(enc: Encoding, q: Tensor, k: Tensor, times: Tensor, z: Tensor, formula: Formula | None, atol: float, where: str) -> None:
+def _check_dense(enc: Encoding, q: Tensor, k: Tensor, ticks: Tensor, z: Tensor, formula: Formula | None, atol: float, where: str) -> None:
     """The scores against dense matrix exponentials, and against the formula of the source."""
-    ticks = enc.clock(times).ticks
-    lag = ticks[:, None] - ticks  # (T, S), or (T, S, axes)
+    times = ticks if enc.clock.width > 1 else ticks[..., None]  # (T, W), or (1, H, T, W) where each head has its own
+    times = times[None] if times.ndim == 2 else times[0]
+    lag = times[:, :, None] - times[:, None]  # (H|1, T, S, W)
     seen = torch.isfinite(z)
-    if enc.clock.width == 1:
-        lag = lag.clamp_min(0.0)  # what lies in the future is masked
+    lag = lag.masked_fill(~seen[0, :1, :, :, None], 0.0)  # what lies in the future is masked
     heads = q.shape[1]
     keys = k.repeat_interleave(heads // k.shape[1], 1)
     dense = _dense(enc.generator(), q, keys, lag) * enc.head_dim**-0.5
@@ -103,18 +117,42 @@ def _check_dense(enc: Encoding, q: Tensor, k: Tensor, times: Tensor, z: Tensor, 
 
 
 def _dense(generator: Generator, q: Tensor, k: Tensor, lag: Tensor) -> Tensor:
-    """q^T exp(lag L) k through dense exponentials, (1, H, T, S); with a lag of several axes, the sum of one L for each."""
-    if lag.ndim == 2:
-        along = generator.matrix()[..., None, :, :]
-        lag = lag[..., None]
-    else:
-        split = generator.split()
-        one = [[replace(turn, freq=turn.freq[..., a, :], axes=1) for turn in split.turns] for a in range(lag.shape[-1])]
-        along = torch.stack([replace(split, turns=tuple(turns)).matrix() for turns in one], -3)
-    along = along.expand(k.shape[1] if along.ndim < 4 else along.shape[0], *along.shape[-3:])
-    along = along.repeat_interleave(k.shape[1] // along.shape[0], 0)
-    moved = torch.linalg.matrix_exp(torch.einsum("tsa,haij->htsij", lag, along).contiguous())
+    """q^T exp(sum_a lag_a L_a) k through dense exponentials, (1, H, T, S); lag (H|1, T, S, W), one L for each of W times."""
+    heads = q.shape[1]
+    along = _along(generator, lag.shape[-1])
+    along = along.expand(heads if along.shape[0] == 1 else along.shape[0], *along.shape[1:])
+    along = along.repeat_interleave(heads // along.shape[0], 0)
+    moved = torch.linalg.matrix_exp(torch.einsum("htsa,haij->htsij", lag.repeat_interleave(heads // lag.shape[0], 0), along).contiguous())
     return torch.einsum("bhti,htsij,bhsj->bhts", q, moved, k)
+
+
+def _along(generator: Generator, width: int) -> Tensor:
+    """The commuting generators of a clock with ``width`` times, (heads|1, W, D, D): what each time moves alone."""
+    if width == 1:
+        L = generator.matrix()
+        return (L if L.ndim == 3 else L[None])[:, None]
+    split, out = generator.split(), []
+    for a in range(width):
+        turns = []
+        for turn in split.turns:
+            reads = torch.tensor([c == a for c in turn.clock or range(turn.freq.shape[-1])], dtype=torch.float64)
+            turns.append(replace(turn, freq=turn.freq[..., a, :] if turn.axes > 1 else turn.freq * reads, axes=1))
+        rate = split.rate
+        if rate is not None:
+            own = split.rate_clock or _own(split, width)
+            rate = rate * torch.tensor([c == a for c in own], dtype=torch.float64)
+        L = replace(split, turns=tuple(turns), rate=rate).matrix()
+        out.append(L if L.ndim == 3 else L[None])
+    return torch.stack(out, 1)
+
+
+def _own(split: Split, width: int) -> list[int]:
+    """The time that each column of rate reads where there is one for each block: channels, or pairs of them."""
+    columns = split.rate.shape[-1] if split.rate is not None else 0
+    if columns == width:
+        return list(range(width))
+    halves = bool(split.turns) and split.turns[0].pairing == "half"
+    return [c % width if halves else c // 2 for c in range(columns)]
 
 
 def _numbers(enc: Encoding) -> list[Tensor]:

@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eigenclock.attention.bands import first_in_span
 from eigenclock.attention.capability import Backend
 from eigenclock.attention.lower import Lowered, lower
 from eigenclock.attention.precision import refuses_growth, warn_of_growth
 from eigenclock.attention.problem import Problem
 from eigenclock.attention.tiled_op import tiled
-from eigenclock.attention.times import smooth_vectors
+from eigenclock.attention.times import smooth, smooth_vectors
 
 Merged = tuple[Tensor, Tensor]
 """A softmax over some keys: output (B, H, T, D) and log-sum-exp (B, H, T)."""
@@ -41,12 +42,19 @@ def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     low = _widen(replace(low, q=q, k=k), d)
     h, g = q.shape[1], k.shape[1]
     learned_bias = low.slope is not None and torch.is_grad_enabled() and (low.slope.requires_grad or problem.key_times.requires_grad)
-    if g != h and (learned_bias or (low.slope is not None and problem.key_times.shape[1] not in (1, g))):
-        low = replace(low, k=low.k.repeat_interleave(h // g, 1))
+    own_clocks = problem.key_vectors.shape[1] > 1 and (low.slope is not None or low.rate is not None)
+    if g != h and (learned_bias or own_clocks):  # a reference time for each query head
+        low = replace(low, k=low.k.repeat_interleave(h // g, 1), key_times=per_query_head(low.key_times, h, g))
         v = v.repeat_interleave(h // g, 1)
+        problem = replace(problem, key_times=per_query_head(problem.key_times, h, g))
         low = replace(low, rate=_per_query_head(low.rate, h, g), nilpotent=_per_query_head(low.nilpotent, h, g))
     out, lse = _cross(problem, low, v) if problem.cross else _self(problem, low, v)
     return out[..., :width].to(dtype), (lse if dtype == torch.float64 else lse.float()) if problem.want_lse else None
+
+
+def per_query_head(times: Tensor, h: int, g: int) -> Tensor:
+    """Times with one clock per key head, repeated for the query heads of each group."""
+    return times.repeat_interleave(h // g, 1) if times.shape[1] == g > 1 else times
 
 
 def _per_query_head(parameter: Tensor | None, h: int, g: int) -> Tensor | None:
@@ -78,21 +86,26 @@ class _Masks:
     key_documents: Tensor | None = None
     key_mask: Tensor | None = None
     allowed: Tensor | None = None
+    first: Tensor | None = None  # the first key inside a window in time
 
 
 def _call(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor, masks: _Masks) -> Merged:
     return tiled(
-        plan, problem.window or 0, problem.span or 0.0, problem.scale, low.order, low.paired, low.q, low.k, v,
+        plan, problem.window or 0, problem.scale, low.order, low.paired, low.q, low.k, v,
         query_times, key_times, low.rate, low.nilpotent, low.slope,
-        masks.documents, masks.key_documents, masks.key_mask, masks.allowed,
+        masks.documents, masks.key_documents, masks.key_mask, masks.allowed, masks.first,
     )  # fmt: skip
 
 
 def _self(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     # Padding may hold any time, which must neither break the order nor stretch the powers of the lag that a lift takes.
-    in_order = problem.ordered or problem.span is not None or bool(problem.other_lifts)
+    in_order = problem.ordered or bool(problem.other_lifts)
     times = smooth_vectors(low.key_times, problem.documents, problem.key_mask) if in_order else low.key_times
-    masks = _Masks(problem.documents, problem.documents, problem.key_mask, problem.allowed)
+    first = None
+    if problem.span is not None:  # by the times as they came: only padding out of order is moved
+        plain = smooth(problem.key_times, None, problem.key_mask)
+        first = first_in_span(plain, plain, problem.span, problem.documents)
+    masks = _Masks(problem.documents, problem.documents, problem.key_mask, problem.allowed, first)
     if problem.causal:
         return _call("square", problem, low, v, times, times, masks)
     if not _both_ways(problem, low):
@@ -177,7 +190,8 @@ def _staircase(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times
                 if key_order.shape[0] > 1
                 else key_mask[:, key_order[0, 0]]
             )
-    masks = _Masks(key_mask=key_mask, allowed=allowed)
+    first = None if problem.span is None else first_in_span(query_times, sorted_keys, problem.span)
+    masks = _Masks(key_mask=key_mask, allowed=allowed, first=first)
     out, lse = _call(plan, problem, replace(low, q=q, k=k), v, query_times[..., None], sorted_keys[..., None], masks)
     if query_order is not None:
         back = query_order.argsort(-1)
