@@ -1,9 +1,12 @@
 """eigenclock: every positional encoding of attention is a generator and a clock."""
 
 from eigenclock.attention import BACKENDS as BACKENDS
+from eigenclock.attention import FORMS as FORMS
 from eigenclock.attention import Explanation as Explanation
+from eigenclock.attention import State as State
 from eigenclock.attention import attention as attention
 from eigenclock.attention import explain as explain
+from eigenclock.attention import linear_attention as linear_attention
 from eigenclock.attention import scores as scores
 from eigenclock.clocks import CLOCKS as CLOCKS
 from eigenclock.clocks import Axes as Axes

@@ -2,7 +2,10 @@
 
 from eigenclock.attention.backends import BACKENDS
 from eigenclock.attention.capability import Backend, Explanation
+from eigenclock.attention.forms import FORMS
+from eigenclock.attention.linear import linear_attention
 from eigenclock.attention.scores import scores
 from eigenclock.attention.softmax import attention, explain
+from eigenclock.attention.state import State
 
-__all__ = ["BACKENDS", "Backend", "Explanation", "attention", "explain", "scores"]
+__all__ = ["BACKENDS", "FORMS", "Backend", "Explanation", "State", "attention", "explain", "linear_attention", "scores"]

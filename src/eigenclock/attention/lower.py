@@ -46,7 +46,8 @@ def lower(problem: Problem) -> Lowered:
     rate = split.rate if split.rate is None or split.rate.ndim == 2 else split.rate[None]
     paired = rate is not None and rate.shape[-1] == q.shape[-1] and _pairwise(split)
     if paired and rate is not None:
-        rate = rate[..., ::2]  # both channels of a pair decay alike (else they would not commute): one column per pair
+        # Both channels of a pair decay alike (else they would not commute): one column per pair, and one gradient for both.
+        rate = rate.unflatten(-1, (-1, 2)).mean(-1)
     if rate is None or query_times.ndim == 3:
         times = problem.query_times[..., None], problem.key_times[..., None]
     else:

@@ -14,7 +14,8 @@ from eigenclock.attention.job import Job
 from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Ends, Tile, square, staircase, within
 
 PIECES = 2
-"""Groups of heads a long call is cut into, so that temporaries shrink; twice as many with a bias, whose reach differs by head."""
+"""Groups of heads a long call is cut into, so that temporaries shrink. Twice as many with a bias, whose reach differs by head, with a
+window, which merges more, and for the gradients of 16-bit tensors, which are accumulated in float32."""
 
 LONG = 1024
 """Tokens from which a call counts as long."""
@@ -73,13 +74,14 @@ def _bounded(plan: str, window: int, job: Job) -> Job:
     return job
 
 
-def _pieces(plan: str, window: int, whole: Job) -> list[_Piece]:
+def _pieces(plan: str, window: int, whole: Job, backward: bool) -> list[_Piece]:
     """The call cut into groups of heads, and into rows and heads where a staircase has times of their own."""
     b, h, t, _ = whole.q.shape
     g = whole.k.shape[1]
     own_rows = plan.endswith("staircase") and max(whole.query_times.shape[0], whole.key_times.shape[0]) > 1
     own_heads = plan.endswith("staircase") and max(whole.query_times.shape[1], whole.key_times.shape[1]) > 1
-    wanted = PIECES if whole.slope is None else 2 * PIECES
+    many = whole.slope is not None or window or (backward and whole.q.element_size() == 2)
+    wanted = 2 * PIECES if many else PIECES
     groups = next(n for n in range(min(wanted, g), 0, -1) if g % n == 0) if t >= LONG and g else 1
     ranges = [(slice(i * h // groups, (i + 1) * h // groups), slice(i * g // groups, (i + 1) * g // groups)) for i in range(groups)]
     if own_heads:
@@ -120,7 +122,7 @@ def _forward(
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call; see Job for the shapes."""
     masks = documents, key_documents, key_mask, allowed, first
     whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, *masks)
-    pieces = _pieces(plan, window, _bounded(plan, window, whole))
+    pieces = _pieces(plan, window, _bounded(plan, window, whole), False)
     if len(pieces) == 1:
         return engine.forward(pieces[0].job)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -150,7 +152,7 @@ def _backward(
     """Gradients to q, k, v, query_times, key_times, rate, nilpotent and slope (empty tensors for those nobody asked for)."""
     masks = documents, key_documents, key_mask, allowed, first
     whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, *masks)
-    pieces = _pieces(plan, window, _bounded(plan, window, whole))
+    pieces = _pieces(plan, window, _bounded(plan, window, whole), True)
     shared_keys = len({(p.rows.start, p.keys.start) for p in pieces}) < len(pieces)  # several pieces add to one key head
     keys = [(torch.zeros_like if shared_keys else torch.empty_like)(x, memory_format=torch.contiguous_format) for x in (k, v)]
     dq, dk, dv = torch.empty_like(q, memory_format=torch.contiguous_format), *keys

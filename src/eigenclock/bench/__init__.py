@@ -6,12 +6,13 @@ A family is a function of a size factor that returns its cases. To add one write
 from collections.abc import Callable
 
 from eigenclock.bench.case import Case
-from eigenclock.bench.cases import bias, damped, importing, memory, rotation
+from eigenclock.bench.cases import bias, damped, importing, linear, memory, rotation
 
 BENCHES: dict[str, Callable[[float], tuple[Case, ...]]] = {
     "rotation": rotation.cases,
     "damped": damped.cases,
     "bias": bias.cases,
+    "linear": linear.cases,
     "memory": memory.cases,
     "import": importing.cases,
 }
