@@ -15,7 +15,7 @@ from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Ends, Ti
 
 PIECES = 2
 """Groups of heads a long call is cut into, so that temporaries shrink. Twice as many with a bias, whose reach differs by head, with a
-window, which merges more, at great length, where calls cost nothing, and for the gradients of 16-bit tensors, kept in float32."""
+window, which merges more, at great length in 32 bits, and for the gradients of 16-bit tensors, kept in float32."""
 
 LONG = 1024
 """Tokens from which a call counts as long."""
@@ -80,7 +80,7 @@ def _pieces(plan: str, window: int, whole: Job, backward: bool) -> list[_Piece]:
     g = whole.k.shape[1]
     own_rows = plan.endswith("staircase") and max(whole.query_times.shape[0], whole.key_times.shape[0]) > 1
     own_heads = plan.endswith("staircase") and max(whole.query_times.shape[1], whole.key_times.shape[1]) > 1
-    many = whole.slope is not None or window or t >= 8 * LONG or (backward and whole.q.element_size() == 2)
+    many = whole.slope is not None or window or (backward if whole.q.element_size() == 2 else t >= 8 * LONG)
     wanted = 2 * PIECES if many else PIECES
     groups = next(n for n in range(min(wanted, g), 0, -1) if g % n == 0) if t >= LONG and g else 1
     ranges = [(slice(i * h // groups, (i + 1) * h // groups), slice(i * g // groups, (i + 1) * g // groups)) for i in range(groups)]
