@@ -5,6 +5,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from eigenclock.attention.problem import Problem
+from eigenclock.attention.times import per_query_head
 
 
 def dense_visible(problem: Problem, rows: slice = slice(None)) -> Bool[Tensor, "b h T S"]:
@@ -13,9 +14,7 @@ def dense_visible(problem: Problem, rows: slice = slice(None)) -> Bool[Tensor, "
     device = problem.q.device
     i, j = torch.arange(t, device=device)[rows, None], torch.arange(s, device=device)
     seen = torch.ones(1, 1, i.shape[0], s, dtype=torch.bool, device=device)
-    query_times, key_times = problem.query_times[:, :, rows, None], problem.key_times[:, :, None, :]
-    if query_times.shape[1] > key_times.shape[1] > 1:  # one clock for each key head
-        key_times = key_times.repeat_interleave(query_times.shape[1] // key_times.shape[1], 1)
+    query_times, key_times = problem.query_times[:, :, rows, None], per_query_head(problem.key_times, problem.q.shape[1])[:, :, None, :]
     if problem.causal:
         seen = seen & ((key_times <= query_times) if problem.cross else (j <= i))
     if problem.window is not None:

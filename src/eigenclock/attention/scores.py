@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eigenclock.attention.masks import dense_visible
 from eigenclock.attention.problem import Problem, build
+from eigenclock.attention.times import per_query_head
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
 from eigenclock.theory import Lift, Zero
@@ -80,8 +81,7 @@ def _logits(problem: Problem, rows: slice) -> Tensor:
     # The lag of a pair that is not seen is set to 0: exp of a future lag would overflow, and 0 * inf is NaN in the backward.
     lag = _lag(problem, seen, rows)
     z = _content(problem, problem.q[:, :, rows].double(), lag) * problem.scale
-    if lag.shape[1] not in (1, problem.q.shape[1]):
-        lag = lag.repeat_interleave(problem.q.shape[1] // lag.shape[1], 1)
+    lag = per_query_head(lag, problem.q.shape[1])
     for lift in problem.lifts:
         bias = _bias(problem, lift, rows, lag.abs() if problem.two_sided else lag)
         z = z + (bias * problem.scale if lift.scaled else bias)

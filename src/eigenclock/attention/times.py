@@ -67,10 +67,14 @@ def read_times(
 
 def for_queries(times: Times, heads: int) -> Times:
     """Times of one clock per key head, repeated for the query heads of each group."""
-    rows = times.queries.shape[1]
-    if rows in (1, heads) or heads % rows:
-        return times
-    return Times(times.queries.repeat_interleave(heads // rows, 1), times.keys)
+    queries = per_query_head(times.queries, heads)
+    return times if queries is times.queries else Times(queries, times.keys)
+
+
+def per_query_head(x: Tensor, heads: int) -> Tensor:
+    """One row of axis 1 per key head, repeated for the query heads of each group; as it is where the heads share it or have their own."""
+    rows = x.shape[1]
+    return x if rows in (1, heads) or heads % rows else x.repeat_interleave(heads // rows, 1)
 
 
 def along_order(times: Times, clock: Clock, *, cross: bool, causal: bool) -> Times:

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eigenclock.clocks.clock import Clock, Reading
+from eigenclock.clocks.clock import Clock, Reading, with_heads
 from eigenclock.clocks.gates import GATES, start_bias
 from eigenclock.clocks.index import Index
 from eigenclock.errors import ClockError, ConfigError, ShapeError
 from eigenclock.registry import lookup
-from eigenclock.theory.numbers import exact
+from eigenclock.theory.numbers import exact, keeping_dtype
 
 PER = ("all", "head", "block")
 
@@ -144,9 +144,7 @@ class Cumulative(Clock):
         steps = self.increments(x)
         if times is not None:
             ticks = self.base(times, documents=documents, mask=mask, device=device).ticks
-            gaps = ticks.diff(dim=-1, prepend=ticks[..., :1])
-            gaps = gaps[None, None] if gaps.ndim == 1 else gaps.unsqueeze(1) if gaps.ndim == 2 else gaps
-            steps = steps * gaps[..., None]
+            steps = steps * with_heads(ticks.diff(dim=-1, prepend=ticks[..., :1]))[..., None]
         if mask is not None:  # padding stops the clock
             steps = steps.masked_fill(~mask[:, None, :, None], 0.0)
         ticks = steps.double().cumsum(2)
@@ -162,9 +160,5 @@ class Cumulative(Clock):
         return -reading.ticks[:, :, -1:]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Cumulative":
-        def keep_float32(t: Tensor) -> Tensor:
-            moved = fn(t)
-            return moved if moved.dtype == t.dtype else t.to(moved.device)
-
-        super()._apply(keep_float32, recurse)
+        super()._apply(keeping_dtype(fn), recurse)
         return self

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenclock.errors import ConfigError
-from eigenclock.theory.numbers import exact
+from eigenclock.theory.numbers import exact, keeping_dtype
 
 
 class Parameter(nn.Module):
@@ -61,11 +61,7 @@ class Parameter(nn.Module):
         return self.initial.sign().to(self.raw.device) * self.raw.double().exp()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Parameter":
-        def keep_float32(t: Tensor) -> Tensor:
-            moved = fn(t)
-            return moved if moved.dtype == t.dtype else t.to(moved.device)
-
-        super()._apply(keep_float32, recurse)
+        super()._apply(keeping_dtype(fn), recurse)
         return self
 
     def extra_repr(self) -> str:

@@ -1,5 +1,6 @@
 """Numbers made in Python or numpy, kept from every initialiser that wraps constructors of torch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,3 +18,17 @@ def exact(numbers: Any) -> Float[Tensor, "..."]:
     tensor([0.1000], dtype=torch.float64)
     """
     return torch.from_numpy(np.array(numbers, dtype=np.float64))
+
+
+def keeping_dtype(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A move or cast of a module's tensors, less the cast: ``.half()`` and ``.to(bfloat16)`` leave learned numbers in float32.
+
+    >>> keeping_dtype(lambda x: x.half())(torch.ones(1)).dtype
+    torch.float32
+    """
+
+    def keep(t: Tensor) -> Tensor:
+        moved = fn(t)
+        return moved if moved.dtype == t.dtype else t.to(moved.device)
+
+    return keep

@@ -12,7 +12,7 @@ from eigenclock.attention.lower import Lowered, lower
 from eigenclock.attention.precision import refuses_growth, warn_of_growth
 from eigenclock.attention.problem import Problem
 from eigenclock.attention.tiled_op import tiled
-from eigenclock.attention.times import smooth, smooth_vectors
+from eigenclock.attention.times import per_query_head, smooth, smooth_vectors
 
 Merged = tuple[Tensor, Tensor]
 """A softmax over some keys: output (B, H, T, D) and log-sum-exp (B, H, T)."""
@@ -44,17 +44,12 @@ def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     learned_bias = low.slope is not None and torch.is_grad_enabled() and (low.slope.requires_grad or problem.key_times.requires_grad)
     own_clocks = problem.key_vectors.shape[1] > 1 and (low.slope is not None or low.rate is not None)
     if g != h and (learned_bias or own_clocks):  # a reference time for each query head
-        low = replace(low, k=low.k.repeat_interleave(h // g, 1), key_times=per_query_head(low.key_times, h, g))
+        low = replace(low, k=low.k.repeat_interleave(h // g, 1), key_times=per_query_head(low.key_times, h))
         v = v.repeat_interleave(h // g, 1)
-        problem = replace(problem, key_times=per_query_head(problem.key_times, h, g))
+        problem = replace(problem, key_times=per_query_head(problem.key_times, h))
         low = replace(low, rate=_per_query_head(low.rate, h, g), nilpotent=_per_query_head(low.nilpotent, h, g))
     out, lse = _cross(problem, low, v) if problem.cross else _self(problem, low, v)
     return out[..., :width].to(dtype), (lse if dtype == torch.float64 else lse.float()) if problem.want_lse else None
-
-
-def per_query_head(times: Tensor, h: int, g: int) -> Tensor:
-    """Times with one clock per key head, repeated for the query heads of each group."""
-    return times.repeat_interleave(h // g, 1) if times.shape[1] == g > 1 else times
 
 
 def _per_query_head(parameter: Tensor | None, h: int, g: int) -> Tensor | None:
