@@ -81,6 +81,7 @@ def build(
     check_tensors(q, k, v, encoding)
     b, h, t, d = q.shape
     s = k.shape[2]
+    q, k = encoding.read_in(q, k)
     q, k, v = (x if x.stride(-1) == 1 or not x.numel() else x.contiguous() for x in (q, k, v))  # the kernels read rows
     key_mask, allowed = read_mask(mask, b, h, t, s)
     cross = key_times is not None or s != t

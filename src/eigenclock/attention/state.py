@@ -148,7 +148,7 @@ def check_state(
         raise ConfigError(f"got {type(state).__name__} as state; expected the State that linear_attention returned")
     if state.spec != text_of(encoding):
         raise ConfigError(f"got a state of {state.spec} with the encoding {encoding}; expected the encoding it was made with")
-    expected = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+    expected = (k.shape[0], k.shape[1], encoding.width, v.shape[3])
     if tuple(state.S.shape) != expected:
         raise ShapeError(
             f"got a state of shape {tuple(state.S.shape)}; expected (batch, key heads, D, V) = {expected}: "

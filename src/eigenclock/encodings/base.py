@@ -45,6 +45,18 @@ class Encoding(nn.Module):
         return ()
 
     @property
+    def width(self) -> int:
+        """Channels the generator acts on: those of a head, or more where :meth:`read_in` makes more of them."""
+        return self.head_dim
+
+    def read_in(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """What stands on either side of the group and knows no time: score = C(q)^T exp((t - s) L) B(k), both (B, H, T, width).
+
+        The identity in most encodings, so that A(0) = I; an amplitude on rotated channels (YaRN) is one that is not.
+        """
+        return q, k
+
+    @property
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """Plain data from which the encoding can be built again (start values, not learned ones)."""
@@ -182,6 +194,18 @@ class Sum(_Pair):
     def generator(self, device: torch.device | None = None) -> Generator:
         return DirectSum((self.left.generator(device), self.right.generator(device)))
 
+    @property
+    def width(self) -> int:
+        return self.left.width + self.right.width
+
+    def read_in(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        cut = [self.left.head_dim, self.right.head_dim]
+        (q1, q2), (k1, k2) = q.split(cut, -1), k.split(cut, -1)
+        left, right = self.left.read_in(q1, k1), self.right.read_in(q2, k2)
+        if left[0] is q1 and left[1] is k1 and right[0] is q2 and right[1] is k2:
+            return q, k
+        return torch.cat([left[0], right[0]], -1), torch.cat([left[1], right[1]], -1)
+
 
 class Times(_Pair):
     """Both on the same channels: the generators add, so they must commute; lifts are appended."""
@@ -206,6 +230,13 @@ class Times(_Pair):
             return right
         return left if isinstance(right, Zero) else Product(left, right)
 
+    @property
+    def width(self) -> int:
+        return max(self.left.width, self.right.width)
+
+    def read_in(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.right.read_in(*self.left.read_in(q, k))
+
 
 class TwoSided(Encoding):
     """An encoding for both directions: keys after the query are seen through the mirrored group, exp(-|t-s| a)."""
@@ -223,6 +254,13 @@ class TwoSided(Encoding):
 
     def lifts(self, device: torch.device | None = None) -> tuple[Lift, ...]:
         return self.inner.lifts(device)
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    def read_in(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner.read_in(q, k)
 
     @property
     def spec(self) -> dict[str, Any]:
