@@ -1,8 +1,10 @@
 """The examples: what they claim, as numbers, and that each runs as a script."""
 
+import functools
 import importlib.util
 import math
 import os
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -39,12 +41,27 @@ def trading():
     return load("trading_time")
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
-def test_runs_as_a_script(path):
+@pytest.fixture(scope="module")
+def parity():
+    return load("parity")
+
+
+ARGUMENTS = {"parity": ("--quick",)}  # what trains for minutes has a short form
+
+
+@functools.cache
+def run(name):
+    """A script run once for all tests that read what it prints."""
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "src")}
-    run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=240, env=environment)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip()
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *ARGUMENTS.get(name, ())]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_runs_as_a_script(name):
+    done = run(name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 # --- the snippet -------------------------------------------------------------------------------------------------------------------
@@ -185,3 +202,43 @@ def test_three_ages_of_a_weekend(trading):
         assert measured[name] == pytest.approx(float(weights[~monday].sum() / weights.sum()), abs=1e-9)
     assert measured["real time"] < 1e-20
     assert 0.1 < measured["trading time"] < 0.3 and 0.1 < measured["volume"] < 0.3
+
+
+# --- parity ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_bits_and_labels(parity):
+    """The label is the XOR of all bits so far, written out; the first token is no bit."""
+    tokens, odd = parity.draw(20, 30, torch.Generator().manual_seed(0))
+    assert bool((tokens[:, 0] == parity.START).all()) and set(tokens[:, 1:].flatten().tolist()) == {0, 1}
+    for row, labels in zip(tokens[:, 1:].tolist(), odd.tolist(), strict=True):
+        known = 0
+        for bit, label in zip(row, labels, strict=True):
+            known ^= bit
+            assert label == known
+
+
+def test_two_models_differ_in_the_clock_alone(parity):
+    models = {name: dict(parity.OneLayer(enc, 3).named_parameters()) for name, enc in parity.encodings(3).items()}
+    learned, fixed = models["selective_rope"], models["rope"]
+    assert all(torch.equal(learned[name], weight) for name, weight in fixed.items())
+    assert {name.split(".")[0] for name in learned.keys() - fixed.keys()} == {"position"}
+    sizes = [sum(p.numel() for p in model.values()) for model in (fixed, learned)]
+    assert 1 < sizes[1] / sizes[0] < 1.03
+
+
+def test_a_prefix_stands_alone(parity):
+    """Accuracy at several lengths is read off one long call."""
+    tokens, _ = parity.draw(3, 64, torch.Generator().manual_seed(0))
+    for enc in parity.encodings(0).values():
+        model = parity.OneLayer(enc, 0)
+        torch.testing.assert_close(model(tokens)[:, :41], model(tokens[:, :41]), rtol=1e-4, atol=1e-5)
+
+
+def test_learned_angles_learn_parity_and_fixed_ones_do_not(parity):
+    """What a third of the steps shows: all but a few answers right at the lengths of training and beyond, against guessing."""
+    tables = re.findall(r"^(\w+), (\d+) parameters$.*?^  seed 0 (.*?)$", run("parity").stdout, re.MULTILINE | re.DOTALL)
+    reached = {name: dict(zip(parity.LENGTHS, map(float, row.split()), strict=True)) for name, _, row in tables}
+    assert list(reached) == ["selective_rope", "rope"]
+    assert reached["selective_rope"][40] > 99 and reached["selective_rope"][64] > 95
+    assert all(40 < x < 60 for x in reached["rope"].values())

@@ -15,7 +15,17 @@ from eigenclock.clocks.clock import Clock, Reading
 from eigenclock.encodings.base import Encoding, Recipe
 from eigenclock.encodings.parameter import Parameter
 from eigenclock.schedules import Spectrum
-from eigenclock.testing import LawError, check_backend, check_clock, check_encoding, check_generator, check_schedule, strategies
+from eigenclock.testing import (
+    LawError,
+    check_axioms,
+    check_backend,
+    check_clock,
+    check_encoding,
+    check_generator,
+    check_learned_clock,
+    check_schedule,
+    strategies,
+)
 from eigenclock.theory import (
     AxesRotation,
     Conjugate,
@@ -89,6 +99,15 @@ SCHEDULES = {
     "half_lives": [(ec.half_lives(1.0, 100.0), {3: [math.log(2), math.log(2) / 10, math.log(2) / 100]})],
     "retnet": [(ec.retnet_rates(), {2: [-math.log(31 / 32), -math.log(63 / 64)]})],
     "retnet_angles": [(ec.retnet_angles(), {5: [1, 0.1, 0.01, 0.001, 0.0001]}), (ec.retnet_angles(100.0), {2: [1, 0.01]})],
+    # Head 0 never decays; two layers have rates 8h/n and half of them.
+    "lightning": [
+        (ec.lightning_rates(), {4: [0, 2, 4, 6], 3: [0, 8 / 3, 16 / 3]}),
+        (ec.lightning_rates(3, 4), {2: [0, 1]}),
+    ],
+    "minimax": [
+        (ec.minimax_rates(), {2: [2.0**-4 * 1.00001, 2.0**-8 * 1.00001]}),
+        (ec.minimax_rates(2, 3), {1: [2.0**-8 * (1 - 2 / 2.00001 + 1e-5)]}),
+    ],
     # zeta_0 = 0.4 / 1.4 loses a factor e in 512 / ln 3.5 steps; with one pair there is no other.
     "xpos": [(ec.xpos_rates(), {1: [math.log(3.5) / 512], 2: [math.log(3.5) / 512, math.log(1.4 / 0.9) / 512]}), (ec.xpos_rates(1.0), {})],
     "proportional": [
@@ -96,6 +115,26 @@ SCHEDULES = {
         (ec.proportional(0.25, (100.0, 10000.0)), {4: [[1, 0, 0, 0], [1, 0, 0, 0]]}),
         (ec.proportional(1.0), {2: [1, 0.01]}),
     ],
+    "linear": [(ec.linear(4.0), {2: [0.25, 0.0025]}), (ec.linear(2.0, (100.0, 10000.0)), {2: [[0.5, 0.05], [0.5, 0.005]]})],
+    "ntk": [(ec.ntk(4.0), {1: [1], 2: [1, 0.0025]}), (ec.ntk(4.0, ec.linear(2.0)), {2: [0.5, 0.00125]})],
+    "dynamic": [
+        (ec.dynamic(2.0, 100).at(100), {2: [1, 0.01]}),
+        (ec.dynamic(2.0, 100, length=250), {2: [1, 0.0025]}),  # 2 * 2.5 - 1 = 4
+    ],
+    # 1e4 and 1e2 turns in 2 pi 1e4 steps: the second pair is half way between 80 and 120.
+    "ntk_by_parts": [(ec.ntk_by_parts(4.0, 2e4 * math.pi, beta_fast=120.0, beta_slow=80.0), {2: [1, 0.01 * 0.625]})],
+    "yarn": [
+        # Bounds 2 and 6 of 8 pairs; pair 4 is half way.
+        (ec.yarn(4.0, 4096), {8: [1, 1e1**-0.5, 0.1, 10**-1.5 * 0.8125, 0.01 * 0.625, 10**-2.5 * 0.4375, 0.25e-3, 10**-3.5 / 4]}),
+        (ec.yarn(4.0, 4096, truncate=False, attention_factor=1.0, theta=(1e4, 5e5)), {}),
+    ],
+    "longrope": [
+        (ec.longrope((1.0, 1.1), (1.0, 8.0), 16, 4.0).at(16), {2: [1, 0.01 / 1.1]}),
+        (ec.longrope((1.0, 1.1), (1.0, 8.0), 16, 4.0, use="long"), {2: [1, 0.01 / 8]}),
+    ],
+    "llama3": [(ec.llama3(8.0, 2e4 * math.pi, low_freq_factor=50.0, high_freq_factor=150.0), {2: [1, 0.01 * (0.5 + 0.5 / 8)]})],
+    "resonance": [(ec.resonance(), {4: [2 * math.pi / n for n in (6, 63, 628, 6283)]}), (ec.resonance(ec.yarn(4.0, 4096)), {})],
+    "drope": [(ec.drope(), {3: [0, 0, 0]})],
 }
 NOW = 1_700_000_000_000_000_000
 CLOCKS = {
@@ -122,7 +161,8 @@ CLOCKS = {
         (ec.Column("shares"), torch.tensor([NOW, NOW + 100, NOW + 100, NOW + 2600]), None),
         (ec.Column("km", decreasing="sort"), t(0.5, 7.5, 7.75, 90.0), None),
     ],
-    "cumulative": [],  # reads activations, not times: tests/clocks/test_cumulative.py
+    "cumulative": [],  # reads activations: LEARNED below
+    "selective": [],  # the same
     "documents": [(ec.Documents(), torch.arange(6), torch.tensor([7, 7, 9, 9, 9, 7]))],
 }
 MINUTES = torch.tensor([0, 1, 20, 21, 45, 46, 90, 91, 120]) * 60_000_000_000 + NOW
@@ -141,6 +181,17 @@ def _rope_formula(freq: Tensor, rate: float = 0.0):
     return formula
 
 
+def _amplified_formula(freq: Tensor, amplitude: float):
+    """The pairs that turn carry an amplitude on both sides, the channels after them do not."""
+    n = 2 * freq.numel()
+
+    def formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        turned = _rope_formula(freq)(q[..., :n], k[..., :n], s, u) * math.sqrt(n)
+        return (amplitude**2 * turned + q[..., n:] @ k[..., n:].mT) / math.sqrt(q.shape[-1])
+
+    return formula
+
+
 def _alibi_formula(slopes: Tensor):
     return lambda q, k, s, u: q @ k.mT / math.sqrt(q.shape[-1]) - slopes[:, None, None] * (s[:, None] - u)
 
@@ -152,6 +203,60 @@ def _per_channel_formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
 
 def _scalar_formula(rate: Tensor):
     return lambda q, k, s, u: q @ k.mT / math.sqrt(q.shape[-1]) * torch.exp(-rate * (s[..., :, None] - u[..., None, :]))
+
+
+STEPS = torch.randn(1, 9, 3, dtype=F64, generator=torch.Generator().manual_seed(1))
+
+
+def _trapezoid_formula(dim: int):
+    """Mamba-3 from its three kinds of time: sum D, sum D a and the phases; l = sigmoid of the third projection of two heads."""
+    clock = ec.mamba3(dim, heads=2, features=3, rope_fraction=1.0).clock
+    assert isinstance(clock, ec.Selective) and clock.weight is not None
+    projection = clock.weight[0].detach().double()
+
+    def formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        share = torch.sigmoid(STEPS @ projection)[..., 4:6].mT  # the bias starts at 0
+        step = s[..., 0].diff(dim=-1, prepend=torch.zeros_like(s[..., :1, 0]))
+        turned = torch.einsum("bhtn,bhsn->bhts", _turned(q, -s[..., 2:]), _turned(k, -u[..., 2:]).conj()).real
+        later = share * step
+        later[..., :-1] += ((1 - share) * step)[..., 1:]
+        weight = torch.where(torch.eye(9, dtype=torch.bool), (share * step)[..., None, :], later[..., None, :])
+        return turned * torch.exp(u[..., None, :, 1] - s[..., :, None, 1]) * weight / math.sqrt(dim)
+
+    return formula
+
+
+def _bonus_formula(bonus: Tensor):
+    """RWKV-6: a query stands at the token before its own, which weighs the bonus."""
+
+    def formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        before = torch.cat([s[:, :, :1], s[:, :, :-1]], 2)
+        earlier = torch.einsum("bhtc,bhsc,bhtsc->bhts", q, k, torch.exp(u[:, :, None] - before[:, :, :, None]))
+        return torch.where(torch.eye(9, dtype=torch.bool), (q * bonus) @ k.mT, earlier) / math.sqrt(q.shape[-1])
+
+    return formula
+
+
+def _polar_formula(delta: Tensor, theta: float):
+    def formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        freq = theta ** -(torch.arange(delta.numel(), dtype=F64) / delta.numel())
+        angle = (u - s[:, None])[..., None] * freq + delta
+        magnitudes = (torch.log1p(x.exp()) for x in (q, k))
+        return torch.einsum("bhtc,bhsc,tsc->bhts", *magnitudes, angle.cos()) / math.sqrt(q.shape[-1])
+
+    return formula
+
+
+def _log_formula(p: Tensor, a: Tensor):
+    return lambda q, k, s, u: q @ k.mT / math.sqrt(q.shape[-1]) - p[:, None, None] * (1 + a[:, None, None] * (s[:, None] - u).abs()).log()
+
+
+def _sinusoidal_formula(freq: Tensor):
+    def formula(q: Tensor, k: Tensor, s: Tensor, u: Tensor) -> Tensor:
+        vectors = (torch.stack([(x[:, None] * freq).sin(), (x[:, None] * freq).cos()], -1).flatten(-2) for x in (s, u))
+        return (q + next(vectors)) @ (k + next(vectors)).mT / math.sqrt(q.shape[-1])
+
+    return formula
 
 
 def _gaussian_formula(sigma: Tensor):
@@ -182,6 +287,10 @@ ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
         (ec.rope(8, heads=4, kv_heads=2, theta=(10.0, 1e4)), {}),
         (ec.rope(4, freq=ec.half_lives(3.0, 9.0)), {}),
         (ec.rope(8, freq=ec.proportional(0.5, 100.0)), {"formula": _rope_formula(t(1.0, 100.0**-0.25, 0.0, 0.0))}),
+        (
+            ec.rope(8, heads=2, rotary_dim=4, freq=ec.yarn(4.0, 64, attention_factor=1.5)),
+            {"formula": _amplified_formula(t(1.0, 0.0025), 1.5)},
+        ),
     ],
     "decay": [
         (ec.decay(4, heads=2, half_life=3), {"formula": lambda q, k, s, u: q @ k.mT / 2 * 0.5 ** ((s[:, None] - u) / 3)}),
@@ -261,18 +370,80 @@ ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
         (ec.wall(4, heads=4, kv_heads=2, features=3), {}),
     ],
     "gla": [(ec.gla(4, heads=2, rank=2), {"formula": _per_channel_formula})],
+    "hgrn2": [
+        (ec.hgrn2(4, heads=2), {"formula": _per_channel_formula}),
+        (ec.hgrn2(4, heads=4, kv_heads=2, features=3, lower_bound=0.5), {}),
+    ],
+    "lightning": [
+        (ec.lightning(4, heads=2, layer=1, layers=2), {"formula": _scalar_formula(t([[0.0]], [[2.0]]))}),
+        (ec.lightning(4, heads=4, kv_heads=2), {}),
+    ],
+    "minimax": [
+        (ec.minimax(4, heads=2), {"formula": _scalar_formula(t([[2.0**-4]], [[2.0**-8]]) * 1.00001)}),
+        (ec.minimax(4, heads=4, kv_heads=2, layer=5, layers=6, clock=ec.Timestamps("ns", per="min")), {"times": MINUTES}),
+    ],
+    "mamba1": [
+        (ec.mamba1(4, heads=2), {}),
+        (ec.mamba1(3, heads=4, kv_heads=2, features=5, rank=2, rate=[0.5, 1.0, 9.0], learn=()), {}),
+    ],
     "mamba2": [
         (ec.mamba2(4, heads=2, rate=[[0.5], [2.0]], learn=()), {"formula": _scalar_formula(t([[0.5]], [[2.0]]))}),
         (ec.mamba2(4, heads=4, kv_heads=2, features=3, seed=4), {}),
     ],
+    "mamba3": [
+        (ec.mamba3(4, heads=2, features=3, rope_fraction=1.0), {"x": STEPS, "formula": _trapezoid_formula(4)}),
+        (ec.mamba3(8, heads=4, kv_heads=2, features=3, pairing="half"), {}),
+    ],
+    "rwkv6": [
+        (ec.rwkv6(4, heads=2, features=3, bonus=[0.5, 2.0, -1.0, 0.0]), {"formula": _bonus_formula(t(0.5, 2.0, -1.0, 0.0))}),
+        (ec.rwkv6(4, heads=4, kv_heads=2, features=3, rank=2), {}),
+    ],
     "selective_rope": [(ec.selective_rope(4, heads=2), {}), (ec.selective_rope(4, heads=4, kv_heads=2, features=3, pairing="half"), {})],
     "carope": [(ec.carope(6, heads=2), {})],
     "grape_ctx": [(ec.grape_ctx(4, heads=2, theta=10.0), {}), (ec.rope(4, heads=2, clock=ec.Cumulative(3, per="block")), {})],
+    "pope": [
+        (
+            ec.pope(4, heads=2, theta=10.0, delta=[-0.3, 0.0, -2.0, -6.0], learn=()),
+            {"formula": _polar_formula(t(-0.3, 0.0, -2.0, -6.0), 10.0)},
+        ),
+        (ec.pope(4, heads=4, kv_heads=2, delta="uniform", seed=3), {"compiled": True}),
+        (ec.pope(3, freq=[1.0, -0.2, 0.0], learn=()), {}),
+        (ec.pope(4, heads=2, delta="uniform", clock=ec.Timestamps("ns", per="min")), {"times": MINUTES}),
+    ],
+    "t5_bias": [
+        (ec.t5_bias(4, heads=2), {}),
+        (ec.t5_bias(4, heads=4, kv_heads=2, buckets=8, max_distance=6, bidirectional=True), {}),
+        (ec.t5_bias(4, heads=2, buckets=4, table=[[0.0, -1.0, 2.0, 0.5], [1.0, 0.0, 0.0, 3.0]], learn=()), {}),
+        (ec.t5_bias(4, heads=2, clock=ec.Timestamps("ns", per="min")), {"times": MINUTES}),
+    ],
+    "kerple_log": [
+        (ec.kerple_log(4, heads=2, p=(0.5, 2.0), a=(1.0, 0.1), learn=()), {"formula": _log_formula(t(0.5, 2.0), t(1.0, 0.1))}),
+        (ec.kerple_log(4, heads=4, kv_heads=2, seed=1, learn="p"), {"compiled": True}),
+    ],
+    "fire": [(ec.fire(4, heads=2, length=8.0), {}), (ec.fire(4, heads=4, kv_heads=2, c=0.5, width=5, seed=2, learn=("c", "mlp")), {})],
+    "cope": [
+        (ec.cope(4, heads=2, positions=4, table=[[0.1 * i + j for j in range(4)] for i in range(4)]), {}),
+        (ec.cope(4, heads=4, kv_heads=2), {}),
+    ],
+    "learned_absolute": [
+        (ec.learned_absolute(4, heads=2, length=64), {}),
+        (ec.learned_absolute(4, heads=4, kv_heads=2, length=32, seed=1), {"times": torch.arange(3, 12)}),
+    ],
+    "sinusoidal": [
+        (ec.sinusoidal(4, heads=2, theta=10.0), {"formula": _sinusoidal_formula(t(1.0, 10.0**-0.5))}),
+        (ec.sinusoidal(4, heads=4, kv_heads=2), {}),
+    ],
     "two_sided": [(ec.two_sided(ec.damped_rope(4, heads=2, half_life=5.0)), {}), (ec.two_sided(ec.alibi(4, heads=2)), {})],
     "sums and products": [
         (ec.rope(4, heads=2) * ec.alibi(4, heads=2, learn="slope"), {}),
         (ec.rope(4, heads=2) + ec.decay(2, heads=2, half_life=4.0), {}),
         ((ec.rope(2) + ec.nope(2)) * ec.decay(4, rate=0.1) * ec.decay_bias(4, heads=2, rate=0.3), {}),
+        (ec.pope(4, heads=2, delta="uniform") * ec.alibi(4, heads=2), {}),
+        (ec.rope(2, heads=2) + ec.pope(3, heads=2), {}),
+        (ec.rope(4, heads=2) * ec.t5_bias(4, heads=2), {}),
+        (ec.damped_rope(4, heads=2, half_life=9.0) * ec.fire(4, heads=2, length=8.0), {}),
+        (ec.pope(4, heads=2) * ec.kerple_log(4, heads=2), {}),
+        (ec.rope(4, heads=2) * ec.sinusoidal(4, heads=2, theta=10.0) + ec.learned_absolute(2, heads=2), {"times": torch.arange(9)}),
     ],
 }
 
@@ -299,7 +470,8 @@ def test_generators(generator):
 
 @pytest.mark.parametrize("row", _rows(SCHEDULES))
 def test_schedules(row):
-    check_schedule(row[0], expected=row[1], zeros=isinstance(row[0], ec.proportional))
+    sizes = {"sizes": (2,)} if isinstance(row[0], ec.longrope) else {}  # its lists have one length
+    check_schedule(row[0], expected=row[1], zeros=isinstance(row[0], ec.proportional | ec.drope | ec.lightning_rates), **sizes)
 
 
 @pytest.mark.parametrize("row", _rows(CLOCKS))
@@ -545,13 +717,13 @@ class BadClock(Clock):
             return {"name": "index"}
         return {"name": "bad", "fault": object() if self.fault == "odd spec" else ""}
 
-    def forward(self, times=None, *, length=None, origin=None, documents=None, mask=None, x=None, device=None):
+    def forward(self, times=None, *, length=None, origin=None, documents=None, mask=None, x=None, since=None, device=None):
         if self.fault == "lets NaN in":
             times = torch.as_tensor(times).double().nan_to_num()
         if times is None:
             ticks = torch.arange(length, dtype=F64)
             return Reading(-ticks if self.fault == "documents go back" else ticks, None)
-        reading = ec.Index()(times, origin=origin)
+        reading = ec.Index()(times, origin=origin, since=since)
         ticks = reading.ticks
         if self.fault == "bends time":
             ticks = (torch.as_tensor(times).double().abs() + 1).log()
@@ -565,7 +737,8 @@ class BadClock(Clock):
             ticks = ticks.flatten().cumsum(0).view_as(ticks)
         if self.fault == "no gradient":
             ticks = ticks.detach()
-        return Reading(ticks * self.factor.double() if self.fault == "rounds with casts" else ticks, reading.origin)
+        last = None if self.fault == "forgets the last time" else reading.last
+        return Reading(ticks * self.factor.double() if self.fault == "rounds with casts" else ticks, reading.origin, last)
 
 
 def test_check_clock_can_fail():
@@ -575,6 +748,7 @@ def test_check_clock_can_fail():
         "bends time": "shift",
         "goes back": "increasing times",
         "forgets the origin": "two pieces",
+        "forgets the last time": "last given time",
         "float32": "float64",
         "one clock for the batch": "row in a batch",
         "no gradient": "differentiable",
@@ -589,6 +763,52 @@ def test_check_clock_can_fail():
         assert law in caught.value.law
     with pytest.raises(LawError, match="builds the clock again"):
         check_clock(BadClock("spec of another"), times)
+
+
+LEARNED = [
+    (ec.Cumulative(5).bind(2, 1), None),
+    (ec.Cumulative(5, per="block", gate="signed", rank=2).bind(2, 3), None),
+    (ec.Cumulative(5, per="block", gate="forget", lower_bound=0.3, powers=True).bind(2, 3), None),
+    (ec.Cumulative(5, per="all", base=ec.Timestamps("ns", per="min")).bind(2, 1), MINUTES),
+    (ec.Cumulative(5, base=ec.Column("trades"), gate="reciprocal").bind(2, 1), torch.arange(9) ** 2),
+    (ec.Selective(5).bind(2, 3), None),
+    (ec.Selective(5, base=ec.Timestamps("ns", per="min"), seed=2).bind(2, 1), MINUTES),
+]
+
+
+@pytest.mark.parametrize(("clock", "times"), LEARNED)
+def test_learned_clocks(clock, times):
+    check_learned_clock(clock, torch.randn(2, 9, 5, dtype=F64, generator=torch.Generator().manual_seed(0)), times)
+
+
+class BadGate(ec.Cumulative):
+    """A learned clock with one thing wrong."""
+
+    fault = ""
+
+    def forward(self, times=None, *, x=None, origin=None, since=None, **rest):
+        kept = {} if self.fault == "forgets the gap" else {"since": since}
+        reading = super().forward(times, x=x.detach() if self.fault == "no gradient" else x, origin=origin, **kept, **rest)
+        if self.fault == "one clock for the batch":
+            reading = reading._replace(ticks=reading.ticks.mean(0, keepdim=True).expand_as(reading.ticks))
+        return reading._replace(ticks=reading.ticks.float()) if self.fault == "float32" else reading
+
+
+@pytest.mark.parametrize(
+    ("fault", "law"),
+    [
+        ("forgets the gap", "two pieces"),
+        ("no gradient", "differentiable"),
+        ("one clock for the batch", "as it does alone"),
+        ("float32", "float64"),
+    ],
+)
+def test_check_learned_clock_can_fail(fault, law):
+    clock = BadGate(5, base=ec.Timestamps("ns", per="min")).bind(2, 1)
+    x = torch.randn(2, 9, 5, dtype=F64, generator=torch.Generator().manual_seed(0))
+    clock.fault = fault
+    with pytest.raises(LawError, match=law):
+        check_learned_clock(clock, x, MINUTES)
 
 
 class BadEncoding(Recipe):
@@ -631,6 +851,28 @@ class Buffered(nn.Module):
 def test_check_encoding_can_fail(fault, law):
     with pytest.raises(LawError) as caught:
         check_encoding(BadEncoding(fault))
+    assert law in caught.value.law
+
+
+@pytest.mark.parametrize(
+    ("enc", "said", "law"),
+    [
+        (lambda: ec.kerple_log(4, heads=2), "continuity", "continuity is broken where it is said"),
+        (lambda: ec.kerple_log(4, heads=2), "translation invariance", "translation invariance is broken"),
+        (lambda: ec.t5_bias(4, heads=2), "finite dimension", "continuity is broken where it is said"),
+        (lambda: ec.fire(4, heads=2), "linearity", "translation invariance holds"),
+        (lambda: ec.cope(4, heads=2), "continuity", "linearity holds"),
+        (lambda: ec.sinusoidal(4, heads=2), "translation invariance and linearity", "linearity is broken"),
+        (lambda: ec.learned_absolute(4, heads=2), "translation invariance", "continuity is broken"),
+        (lambda: ec.t5_bias(4, heads=2), "the peace", "breaks names axioms"),
+    ],
+)
+def test_what_is_said_to_break_is_checked(enc, said, law, monkeypatch):
+    built, parts = enc(), Recipe.outside
+    renamed = lambda self, device=None: tuple(dataclasses.replace(part, breaks=tuple(said.split(" and "))) for part in parts(self, device))  # noqa: E731
+    monkeypatch.setattr(Recipe, "outside", renamed)
+    with pytest.raises(LawError) as caught:
+        check_axioms(built)
     assert law in caught.value.law
 
 

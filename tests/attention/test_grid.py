@@ -55,6 +55,8 @@ ENCODED |= {
     "rope * fox": (lambda kv: ec.rope(D, heads=H, kv_heads=kv) * ec.fox(D, heads=H, kv_heads=kv, features=FEATURES), True),
     "wall": (lambda kv: ec.wall(D, heads=H, kv_heads=kv, features=FEATURES), True),
     "gla": (lambda kv: ec.gla(D, heads=H, kv_heads=kv, features=FEATURES, rank=2), True),
+    "hgrn2": (lambda kv: ec.hgrn2(D, heads=H, kv_heads=kv, features=FEATURES, lower_bound=0.3), True),
+    "mamba1": (lambda kv: ec.mamba1(D, heads=H, kv_heads=kv, features=FEATURES, rank=2, rate=[0.1 * n for n in range(1, D + 1)]), True),
     "mamba2": (lambda kv: ec.mamba2(D, heads=H, kv_heads=kv, features=FEATURES, rate=0.3), True),
     "selective_rope": (lambda kv: ec.selective_rope(D, heads=H, kv_heads=kv, features=FEATURES), False),
     "carope": (lambda kv: ec.carope(D, heads=H, kv_heads=kv, features=FEATURES), False),
@@ -90,10 +92,12 @@ ENCODED |= {
         False,
     ),
     "mixed_rope": (lambda kv: ec.mixed_rope(D, heads=H, kv_heads=kv, clock=PLANE), False),
+    "rope, yarn": (lambda kv: ec.rope(D, rotary_dim=6, freq=ec.yarn(4.0, 64), learn=("freq",)), False),
     "m_rope": (lambda kv: ec.m_rope(D, pairing="half", assignment="interleaved"), False),
 }  # fmt: skip
 for _name in ENCODINGS:
-    if not any(_name in row for row in ENCODED):
+    # What weighs its tokens is made for linear attention (tests/linear), and softmax refuses it.
+    if not any(_name in row for row in ENCODED) and not ec.encoding(_name, head_dim=D, heads=H).weighs:
         ENCODED[_name] = (lambda kv, name=_name: ec.encoding(name, head_dim=D, heads=H, kv_heads=kv), True)
 
 
@@ -248,6 +252,9 @@ def allowed(name: str, way: str) -> bool:
         return False  # a learned clock sums along one sequence
     if name == "rope * fox" and chosen.kv_heads != H:
         return False  # a clock per query head cannot turn shared keys
+    known = [part.length for part in ENCODED[name][0](H).outside() if part.length is not None]
+    if known and any(bool(((x != x.round()) | (x >= min(known))).any()) for k, x in chosen.keywords().items() if k.endswith("times")):
+        return False  # a vector for each whole position up to a length
     return chosen.needs_causal or not ENCODED[name][1]
 
 

@@ -8,7 +8,7 @@ import torch
 from eigenclock.attention.rotate import make_table, rotate
 from eigenclock.bench import BENCHES
 from eigenclock.bench.case import DTYPES
-from eigenclock.bench.cases import bias, importing, memory, rotation
+from eigenclock.bench.cases import bias, decode, importing, learned, memory, rotation
 from eigenclock.bench.process import peak_growth, python
 from eigenclock.errors import EigenclockError
 from eigenclock.theory.split import Turn
@@ -17,7 +17,7 @@ TINY = 1 / 64
 with pytest.MonkeyPatch.context() as _patch:  # another package that takes long to import
     _patch.setattr(rotation, "has_transformers", lambda: False)
     SMALL = {name: BENCHES[name](TINY) for name in BENCHES}
-IN_PROCESS = [case for family in ("rotation", "damped", "bias") for case in SMALL[family]]
+IN_PROCESS = [case for family in ("rotation", "damped", "bias", "fox", "wall") for case in SMALL[family]]
 
 
 def tensors(result):
@@ -49,13 +49,15 @@ def test_both_sides_run_and_give_finite_tensors(case):
         assert not any(x.requires_grad for x in results)
 
 
-@pytest.mark.parametrize("case", [c for c in IN_PROCESS if "train-" in c.name], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [c for c in IN_PROCESS if "train-" in c.name or c.name.startswith("fox/fp32/train")], ids=lambda case: case.name
+)
 def test_learned_numbers_get_a_gradient(case):
     learned = tensors(case.build().ours())[3:]
     assert learned and all(x.numel() > 0 and x.abs().sum() > 0 for x in learned)
 
 
-@pytest.mark.parametrize("case", [c for c in SMALL["bias"] if c.name.endswith("/tensor")], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in (*SMALL["bias"], *SMALL["fox"]) if c.name.endswith("/tensor")], ids=lambda case: case.name)
 def test_bias_as_a_key_term_equals_the_bias_tensor(case):
     work = case.build()
     loose = {"rtol": 0.1, "atol": 0.1} if case.dtype == "bf16" else {"rtol": 1e-4, "atol": 1e-5}
@@ -67,6 +69,38 @@ def test_bias_tensor_is_a_linear_penalty_on_the_past_only():
     tensor = bias.bias_tensor(8, 5, torch.float32)[0, 0]  # the first of 8 slopes is 1/2
     assert tensor[4].tolist() == [-2.0, -1.5, -1.0, -0.5, 0.0]
     assert tensor[0].tolist() == [0.0] + [-math.inf] * 4
+
+
+def test_fox_forgets_over_the_spans_it_is_given():
+    encoding = learned.forgetting()
+    ticks = encoding.clock(x=torch.zeros(1, 5, learned.HEADS * learned.WIDTH)).ticks[0]
+    torch.testing.assert_close(1 / ticks[:, 0], torch.logspace(math.log10(16), math.log10(4096), 8, dtype=torch.float64), rtol=1e-3, atol=0)
+    tensor = learned.bias_tensor(encoding, torch.zeros(1, 5, learned.HEADS * learned.WIDTH), torch.float64)[0, 0]
+    torch.testing.assert_close(tensor[4], -torch.arange(4.0, -1, -1, dtype=torch.float64) / 16, rtol=1e-3, atol=1e-9)
+    assert tensor[0].tolist() == [0.0] + [-math.inf] * 4
+
+
+@pytest.mark.parametrize("case", SMALL["decode"], ids=lambda case: case.name)
+def test_decode_goes_on_from_its_own_steps(case):
+    work, (new, past) = case.build(), (1, case.shape[2])
+    out = [work.ours() for _ in range(3)]
+    assert work.other().shape == out[0].shape == (1, decode.HEADS, new, decode.WIDTH)
+    assert past == 1024 and all(x.dtype == DTYPES[case.dtype] and torch.isfinite(x).all() for x in out)
+    assert not torch.equal(out[0], out[1])  # the token before is one of the keys now
+
+
+@pytest.mark.parametrize("name", ["linear-head", "linear-pair"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_linear_attention_is_compared_with_its_shorter_self(name, backward):
+    call, inputs = memory.prepare(name, "fp32", 40, backward)
+    assert torch.isfinite(tensors(call())[0]).all() and inputs == 40 * 64 * 4 * 8 * (3 + backward)
+    (case,) = [c for c in SMALL["memory"] if c.name == f"memory/65536/{name}/{'train' if backward else 'forward'}"]
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "in_process", lambda *words: asked.append(words) or 1)
+        work = case.build()
+        assert work.ours() == work.other() == 1
+    assert asked == [(name, "fp32", 1024, backward), (name, "fp32", 256, backward)]
 
 
 def rotated(pairing):

@@ -77,6 +77,41 @@ def test_numbers_of_the_case_in_a_context(case, context, dtype):
     )
 
 
+SECTIONS = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 512,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_encodings_read_from_a_config_survive_too(case, kind):
+    given, expect = case["given"], case["expect"]
+    config = {"head_dim": given["width"], "rope_parameters": SECTIONS[kind] | {"rope_theta": given["theta"]}}
+
+    def build() -> ec.Encoding:
+        return ec.encodings(config, pairing="interleaved").only
+
+    once = frequencies(build(), given["width"])
+    if kind == "default":
+        assert torch.allclose(once, torch.tensor(expect["frequencies"], dtype=torch.float64), rtol=expect["rel_tol"], atol=0)
+    for step in STEPS.values():
+        assert torch.equal(frequencies(step(build), given["width"]), once)
+    for context in (default_dtype, every_new_tensor_is):
+        for dtype in (torch.bfloat16, torch.float16):
+            with context(dtype):
+                enc = build()
+            assert torch.equal(frequencies(enc, given["width"]), once)
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("width", "theta"), [(2, 1e4), (64, 5e5), (128, 1e6), (96, 7.5)])
 def test_other_widths_and_bases(step, width, theta):

@@ -1,4 +1,4 @@
-"""Case 14, the part about the law: interleaved and half layouts are one encoding up to a permutation; mixed is no group."""
+"""Case 14: interleaved and half layouts are one encoding up to a permutation, which converts weights; mixed is no group."""
 
 import pytest
 import torch
@@ -23,6 +23,39 @@ def test_the_permutation_of_the_case_conjugates_the_layouts(case):
     x = torch.tensor(given["x"], dtype=torch.float64)
     permuted = key_side(given["width"], given["theta"], "half", x[order], given["time"])
     assert torch.allclose(permuted, torch.tensor(expect["interleaved"], dtype=torch.float64)[order], rtol=0, atol=expect["abs_tol"])
+
+
+def test_convert_is_the_permutation_of_the_case(case):
+    given, expect = case["given"], case["expect"]
+    assert ec.convert(torch.arange(given["width"]), heads=1, to="half").tolist() == given["permutation_interleaved_to_half"]
+    for source, to in (("interleaved", "half"), ("half", "interleaved")):
+        x = ec.convert(torch.tensor(given["x"], dtype=torch.float64), heads=1, to=to)
+        turned = key_side(given["width"], given["theta"], to, x, given["time"])
+        expected = ec.convert(torch.tensor(expect[source], dtype=torch.float64), heads=1, to=to)
+        assert torch.allclose(turned, expected, rtol=0, atol=expect["abs_tol"])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "pairing"), [("llama", "half"), ("gptj", "interleaved"), ("cohere", "interleaved"), ("gpt_neox", "half")]
+)
+def test_weights_of_one_layout_under_the_config_of_the_other_are_seen_and_converted(case, model_type, pairing):
+    """The trap: the same rows under the other layout are wrong at every lag but 0, and right after the conversion."""
+    sizes = {"n_head": 2, "n_embd": 16, "rotary_dim": 8} if model_type == "gptj" else {"hidden_size": 16, "num_attention_heads": 2}
+    sizes |= {} if model_type == "gptj" else {"rope_theta": case["given"]["theta"], "partial_rotary_factor": 1.0}
+    found = ec.encodings({"model_type": model_type, **sizes})
+    other = {"half": "interleaved", "interleaved": "half"}[pairing]
+    assert found.conventions.pairing == pairing
+    x, weight = torch.randn(1, 9, 5, dtype=torch.float64), torch.randn(2, 16, 5, dtype=torch.float64)
+
+    def scores(weights: torch.Tensor, encoding: ec.Encoding) -> torch.Tensor:
+        q, k = ((x @ w.T).unflatten(-1, (2, 8)).transpose(1, 2) for w in weights)
+        return ec.scores(q, k, encoding)
+
+    meant = scores(weight, ec.rope(8, heads=2, theta=case["given"]["theta"], pairing=other))
+    seen = torch.ones(9, 9, dtype=torch.bool).tril()
+    assert (scores(weight, found.only) - meant)[..., seen].abs().max() > 0.1
+    converted = torch.stack([ec.convert(w, heads=2, to=pairing) for w in weight])
+    assert torch.allclose(scores(converted, found.only)[..., seen], meant[..., seen], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(("width", "theta"), [(2, 1e4), (6, 10.0), (64, 5e5)])

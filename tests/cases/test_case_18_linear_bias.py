@@ -1,4 +1,4 @@
-"""Case 18, softmax part: the linear bias at decode: offset, sign, what is scaled, and the log-sum-exp."""
+"""Case 18: the linear bias at decode: offset, sign, what is scaled, and the log-sum-exp."""
 
 import math
 
@@ -113,3 +113,44 @@ def test_the_two_sided_bias_is_offered_by_name(case):
         enc = ec.two_sided(BUILD[name](given["slope"]))
         z = ec.scores(torch.zeros_like(q), k, enc, times=times, key_times=key_times, causal=False)[0, 0]
         assert torch.allclose(z, -given["slope"] * (times[:, None] - key_times).abs().double(), rtol=0, atol=1e-9)
+
+
+# --- with a cache: the offset is the cache's, the numbers are the same ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [None, 0, 5000, 1_700_000_000, -3])
+@pytest.mark.parametrize("pieces", [(3, 1, 1), (3, 2), (1, 1, 1, 1, 1), (5,)])
+@pytest.mark.parametrize("name", BUILD)
+def test_decode_against_a_cache(case, name, pieces, offset):
+    given, expect = case["given"], case["expect"]
+    q, k, times, key_times = inputs(case)
+    enc, queries = BUILD[name](given["slope"]), q[:, :, :1].expand(-1, -1, 5, -1)
+    cache, outs, lses, start = None, [], [], 0
+    for n in pieces:
+        cut = slice(start, start + n)
+        words = {} if offset is None else {"times": key_times[cut] + offset}
+        (out, lse), cache = ec.cached_attention(queries[:, :, cut], k[:, :, cut], k[:, :, cut], enc, cache=cache, return_lse=True, **words)
+        outs.append(out)
+        lses.append(lse)
+        start += n
+    lse = torch.cat(lses, 2)[0, 0, times].double()
+    assert torch.allclose(lse, torch.tensor(expect["lse_natural_log"], dtype=torch.float64), rtol=0, atol=expect["abs_tol"])
+    out = torch.cat(outs, 2)[0, 0, times].double()
+    for row, logits in zip(out, expect["logits_causal"], strict=True):
+        weights = torch.tensor(logits, dtype=torch.float64).softmax(0)
+        assert torch.allclose(row, weights @ k[0, 0, : len(logits)].double(), rtol=0, atol=expect["abs_tol"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_neighbours_do_not_merge_in_a_cache_of_low_dtype(case, dtype):
+    """One stored key before the query, at either time: it weighs what its exact time says, also in 16 bits."""
+    given, expect = case["given"]["low_dtype"], case["expect"]
+    enc = ec.alibi(8, heads=1, slopes=(given["slope"],)).to(dtype)
+    n, logits = given["query_time"], []
+    for place in given["key_times"]:
+        k = torch.ones(1, 1, 1, 8, dtype=dtype)
+        cache = ec.KVCache.of(k, k, enc, times=torch.tensor([place - 1])).evict(0)
+        cache = cache.append(k, k, enc, times=torch.tensor([place]))
+        (_, both), _ = ec.cached_attention(0 * k, k, k, enc, cache=cache, times=torch.tensor([n]), return_lse=True)
+        logits.append(math.log(math.expm1(both.double().item())))  # less the query's own key, whose logit is 0
+    assert logits[1] - logits[0] == pytest.approx(expect["low_dtype_bias_difference"], abs=1e-6)

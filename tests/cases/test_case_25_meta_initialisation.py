@@ -41,6 +41,32 @@ def test_other_widths_and_bases(width, theta):
     assert torch.allclose(frequencies(enc, width), theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), rtol=3e-7, atol=0)
 
 
+def from_config(**section):
+    config = {"head_dim": 8, "num_attention_heads": 2, "rope_parameters": {"rope_theta": 1e4, **section}}
+    return lambda: ec.encodings(config).only
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        from_config(),
+        from_config(partial_rotary_factor=0.5),
+        from_config(rope_type="yarn", factor=4.0, original_max_position_embeddings=64),
+        from_config(rope_type="llama3", factor=8.0, original_max_position_embeddings=64, low_freq_factor=1.0, high_freq_factor=4.0),
+        from_config(rope_type="proportional", partial_rotary_factor=0.5),
+        lambda: ec.encodings({"model_type": "bloom", "n_head": 2, "hidden_size": 16}).only,
+        lambda: ec.encodings({"sequence_len": 64, "n_head": 2, "n_embd": 16, "n_layer": 1, "vocab_size": 5}).only,
+    ],
+    ids=["default", "partial", "yarn", "llama3", "proportional", "alibi", "nanochat"],
+)
+def test_encodings_read_from_a_config_survive_too(build):
+    q = torch.randn(1, 2, 12, 8)
+    enc, plain = loaded(build), build()
+    assert torch.equal(ec.scores(q, q, enc), ec.scores(q, q, plain))
+    assert torch.isfinite(ec.attention(q, q, q, enc)).all()
+    assert list(enc.state_dict()) == []
+
+
 @pytest.mark.parametrize(
     "build",
     [

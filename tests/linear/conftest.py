@@ -48,7 +48,8 @@ class Gate(Clock):
         self.weight = nn.Parameter(normal(features, heads, seed=11) * 0.3)
 
     def forward(self, times: Any = None, *, length: int | None = None, origin: Tensor | None = None, documents: Tensor | None = None,
-                mask: Tensor | None = None, x: Tensor | None = None, device: torch.device | None = None) -> Reading:  # fmt: skip
+                mask: Tensor | None = None, x: Tensor | None = None, since: Tensor | None = None,
+                device: torch.device | None = None) -> Reading:  # fmt: skip
         assert x is not None
         steps = nn.functional.softplus(x.double() @ self.weight)
         if mask is not None:

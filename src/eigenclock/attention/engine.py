@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eigenclock.attention import ops, scaling
 from eigenclock.attention.job import Job, fold, take, unfold
+from eigenclock.attention.times import per_query_head
 from eigenclock.attention.visibility import additive, visible
 from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Tile
 
@@ -23,8 +24,8 @@ NEGLIGIBLE = 30.0
 class _Prepared:
     """One tile, ready for the kernel: both sides acted on, the bias, and what must be undone afterwards."""
 
-    query: scaling.Side
-    key: scaling.Side
+    query: scaling.Side | None  # None where the backward will not ask
+    key: scaling.Side | None
     q: Tensor
     k: Tensor
     v: Tensor
@@ -47,12 +48,13 @@ def hot_leaves(job: Job, tile: Tile) -> Tensor | None:
     graded = job.rate is not None or job.slope is not None or job.nilpotent is not None
     if tile.kind != "causal" or not graded or tile.queries == 1 or job.leaf + 1 >= len(LEAVES):
         return None
-    times = take(job.key_times, tile.key, tile.keys, tile)
-    last = torch.maximum(times[..., -1:, :], take(job.query_times, tile.query, tile.queries, tile)[..., -1:, :])
+    last = take(job.query_times, tile.query, tile.queries, tile)[..., -1:, :]
+    times = per_query_head(take(job.key_times, tile.key, tile.keys, tile), last.shape[1])
+    last = torch.maximum(times[..., -1:, :], last)
     reach = torch.maximum(times[..., tile.keys // 2, :] - times[..., 0, :], last[..., 0, :] - times[..., tile.keys // 2, :])
     load = torch.zeros(1, 1, 1, 1, dtype=reach.dtype, device=reach.device)
     if job.rate is not None:
-        load = (reach * job.rate.double()[:, None, None]).amax(-1) / EXPONENT_BOUND
+        load = (reach * job.per_head(job.rate, max(reach.shape[1], job.rate.shape[0])).double()[:, None, None]).amax(-1) / EXPONENT_BOUND
     if job.slope is not None:
         load = torch.maximum(load.amax(1, keepdim=True), reach[..., 0] * job.slope.double().max() / BIAS_BOUND)
     if job.nilpotent is not None:
@@ -116,11 +118,10 @@ def shrink(job: Job, tile: Tile, lse: Tensor) -> Tile | None:
 
 def _prepare(job: Job, tile: Tile, clamp: bool, lse: Tensor) -> _Prepared:
     c = scaling.reference(job, tile)
-    query, key = scaling.side(job, tile, c, True, clamp), scaling.side(job, tile, c, False, clamp)
     dtype = job.q.dtype
     if dtype == torch.float16 and tile.kind in ("causal", "ragged") and job.rate is not None:
         dtype = torch.float32  # a leaf's factors reach exp(40), float16 ends at exp(11)
-    q, k = scaling.apply(job, query, dtype), scaling.apply(job, key, dtype)
+    (query, q), (key, k) = (scaling.acted(job, tile, c, is_query, clamp, dtype) for is_query in (True, False))
     v = fold(take(job.v, tile.key, tile.keys, tile)).to(dtype)
     seen = visible(job, tile)
     rows = seen.rows
@@ -160,10 +161,10 @@ def forward(job: Job, out: Tensor | None = None, lse: Tensor | None = None) -> t
 
     ``out`` and ``lse``: where to write them, new tensors if left out.
     """
-    target = out
+    target, job = out, replace(job, edges=scaling.at_edges(job))
     if out is None or out.dtype != job.accumulate:
         out = _accumulator(job, tuple(job.q.shape))
-    elif not _leaves_first(job):
+    elif not _leaves_first(job, out.shape[2]):
         out.zero_()
     if lse is None:
         lse = torch.empty(job.q.shape[:3], dtype=torch.float64, device=job.q.device)
@@ -193,13 +194,14 @@ def forward(job: Job, out: Tensor | None = None, lse: Tensor | None = None) -> t
     return target, lse
 
 
-def _leaves_first(job: Job) -> bool:
-    return bool(job.tiles) and job.tiles[0].kind == "causal"
+def _leaves_first(job: Job, length: int) -> bool:
+    """Whether leaves come first and reach each of so many rows or keys; those before the queries of a decode step are in no leaf."""
+    return bool(job.tiles) and job.tiles[0].kind == "causal" and length == job.q.shape[2]
 
 
 def _accumulator(job: Job, size: tuple[int, ...]) -> Tensor:
     """Zeros; left unwritten where leaves come first, which write every row and key once before anything is added."""
-    make = torch.empty if _leaves_first(job) else torch.zeros
+    make = torch.empty if _leaves_first(job, size[2]) else torch.zeros
     return make(size, dtype=job.accumulate, device=job.q.device)
 
 
@@ -305,6 +307,7 @@ def _backward_tile(
 ) -> None:
     tile_lse = take(lse, tile.query, tile.queries, tile)
     p = _prepare(job, tile, hot is not None, tile_lse)
+    assert p.query is not None and p.key is not None
     batch, _, _, d = job.q.shape
     dtype = p.q.dtype
     if p.row_term is not None:
@@ -353,7 +356,9 @@ def _backward_tile(
 
 def _bias_gradients(job: Job, tile: Tile, p: _Prepared, columns: Tensor, rows: Tensor, grads: Gradients) -> None:
     """Key and row sums of the logits' gradient; the slope's share is summed around the tile's reference."""
-    assert grads.key_bias is not None and grads.row_bias is not None and grads.slope is not None
+    assert (
+        grads.key_bias is not None and grads.row_bias is not None and grads.slope is not None and p.query is not None and p.key is not None
+    )
     if columns.shape[1] != rows.shape[1]:
         raise AssertionError("bias gradients need one key head per query head; the backend repeats the keys")
     take(grads.key_bias, tile.key, tile.keys, tile).add_(columns)

@@ -25,6 +25,16 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class Edges:
+    """Queries carried to the first time of their block of leaves[0] tokens and keys to the last one of theirs, (B, X, whole blocks, D)
+    in float32 or better: a rectangle of whole blocks then needs one factor for each block in place of one for each token."""
+
+    q: Tensor
+    k: Tensor
+    calm: bool  # no factor fades out inside a block, so that leaves may start from the edges too
+
+
+@dataclass(frozen=True)
 class Job:
     """One attention call, lowered: everything that turns has been turned; what is left decays, shears or adds a bias.
 
@@ -57,6 +67,7 @@ class Job:
     leaf: int = 0
     query_norms: Tensor | None = None  # (B, H, T): |scale| |q|, where rows and keys that cannot count may be dropped
     key_norms: Tensor | None = None  # (B, H, S): |k|
+    edges: Edges | None = None
     workspace: Workspace = field(default_factory=Workspace, compare=False)
 
     @property
@@ -101,7 +112,7 @@ class Job:
             self,
             q=pick(self.q, tile.query), k=pick(self.k, tile.key), v=pick(self.v, tile.key),
             query_times=pick(self.query_times, tile.query), key_times=pick(self.key_times, tile.key),
-            query_norms=None, key_norms=None, workspace=Workspace(),
+            query_norms=None, key_norms=None, edges=None, workspace=Workspace(),
             documents=pick_rows(self.documents, tile.query), key_documents=pick_rows(self.key_documents, tile.key),
             key_mask=pick_rows(self.key_mask, tile.key), allowed=allowed, first=pick_end(self.first), last=pick_end(self.last),
             tiles=tuple(square(tile.queries, LEAVES[self.leaf + 1])), leaf=self.leaf + 1,

@@ -14,8 +14,9 @@ from eigenclock.attention.lower import Lowered, lower
 from eigenclock.attention.precision import warn_of_growth
 from eigenclock.attention.problem import Problem, build, check_tensors, read_mask
 from eigenclock.attention.rotate import ROWS
-from eigenclock.attention.state import State, check_state, text_of
-from eigenclock.attention.times import Times
+from eigenclock.attention.state import State, check_pending, check_state, text_of
+from eigenclock.attention.times import Times, given_origin
+from eigenclock.attention.weighing import Weighed, weigh
 from eigenclock.clocks.clock import Reading, with_heads
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ClockError, ConfigError, ShapeError, UnsupportedError
@@ -46,11 +47,13 @@ def linear_attention(
 
     Causal by index. Time and memory grow with T, not with T x T. One call, calls on pieces of any size, and one token at a time give
     the same numbers: pass the state that each returns to the next. Differentiable in q, k, v, the times, activations, every learned
-    number of the encoding and the state.
+    number of the encoding and the state. Where tokens have weights of their own (``mamba3``, ``rwkv6``; see :class:`Weights`) they are
+    factors of the scores, the current token apart from those before it; ``scores`` holds them.
 
     Args:
-        times: (T,), (B, T) or (B, H, T), told apart by rank; None is the clock's own count, which a state continues.
-        x: activations, for clocks that are learned from them.
+        times: (T,), (B, T) or (B, H, T), told apart by rank; None is the clock's own count, which a state continues. A gate on elapsed
+            time counts what has passed since the last token of the state.
+        x: activations (B, T, features), for clocks that are learned from them.
         documents: integer ids (T,) or (B, T) of packed documents; S starts from 0 in each. A piece that begins with the id
             ``state.document`` goes on with that document. Left out, all of the piece belongs to it.
         mask: key padding (B, T), True = a real token. Padding adds nothing, and stops the index clock; its own rows are computed at the
@@ -66,12 +69,14 @@ def linear_attention(
     Shape: q (B, H, T, D), k (B, G, T, D), v (B, G, T, V) with H a multiple of G; the output has the dtype of q, the state float32
         (float64 for float64).
     Units: times in the unit of the clock.
-    Raises: ShapeError, ClockError, ConfigError (a state of another encoding or way of calling), UnsupportedError (a bias on the
-        logit, which linear attention does not have; a two-sided encoding), UnknownNameError.
+    Raises: ShapeError, ClockError (times that go back where something decays, NaN increments, no activations for a learned clock),
+        ConfigError (a state of another encoding or way of calling, or one that lacks what the encoding continues from), UnsupportedError
+        (a bias on the logit, which linear attention does not have; a two-sided encoding), UnknownNameError.
     Stability: sums in float32 or better, 16-bit tensors are widened first. Exponents are at most 0 from chunk to chunk and bounded
         inside; a chunk that breaks the bound weighs its pairs in blocks. No double backward. Under ``torch.compile`` the call runs outside
         the graph, which breaks there (``fullgraph=True`` refuses it).
-    Source: chunks after Sun et al. (RetNet), 2307.08621, and Yang et al. (GLA), 2312.06635.
+    Source: chunks after Sun et al. (RetNet), 2307.08621, and Yang et al. (GLA), 2312.06635; a pending token in the state after Lahoti et
+        al. (Mamba-3), 2603.15569.
 
     >>> import eigenclock as ec
     >>> q = torch.randn(1, 8, 100, 64)
@@ -95,6 +100,11 @@ def _attend(
         q, k = feature_map(q), feature_map(k)
     check_tensors(q, k, v, encoding)
     _check_encoding(encoding)
+    if feature_map is not None and any(part.query_vectors is not None for part in encoding.outside()):
+        raise UnsupportedError(
+            f"got feature_map= with {encoding}, which adds vectors to q and k before anything else; expected no feature_map, or the map "
+            "and the vectors applied to q and k by the caller"
+        )
     b, h, t, _ = q.shape
     if k.shape[2] != t:
         raise ShapeError(f"got {t} queries and {k.shape[2]} keys; expected as many: a state carries the keys before")
@@ -106,24 +116,32 @@ def _attend(
     name = _form(form, chunk_size, t)
     last_real = None if key_mask is None else torch.where(key_mask, torch.arange(t, device=q.device), -1).cummax(-1).values
     ids = _documents(documents, last_real, state, t)
-    origin = None if state is None else state.origin
-    reading = encoding.clock(times, length=t, origin=origin, documents=ids, mask=key_mask, x=x, device=q.device)
+    origin, since = (None, None) if state is None else (state.origin, state.since)
+    reading = encoding.clock(times, length=t, origin=origin, documents=ids, mask=key_mask, x=x, since=since, device=q.device)
     ticks = with_heads(reading.ticks, encoding.clock.width)
     if ticks.shape[2] != t:
         raise ShapeError(f"got times for {ticks.shape[2]} tokens; expected {t}, the length of q, k and v")
+    continues = None if ids is None or state is None or state.document is None or not t else ids[:, 0] == state.document
     problem = build(
         q, k, v, encoding, times=times, key_times=None, x=x, key_x=None, causal=True, window=None, documents=ids, mask=key_mask,
-        scale=scale, read=Times(ticks, ticks),
+        scale=scale, read=Times(ticks, ticks, given_origin(encoding.clock, reading, times)), before=None if state is None else state.tick,
+        opens=None if continues is None else ~continues,
     )  # fmt: skip
+    ahead = problem.weights is not None and problem.weights.ahead is not None
+    if state is not None:
+        check_pending(state, encoding, ahead)
     if problem.split.nilpotent is not None:  # powers of the lag may outgrow the dtype that sums are kept in
         warn_of_growth(replace(problem, q=problem.q[:, :, :0].to(work_dtype(q.dtype))))
-    continues = None if ids is None or state is None or state.document is None or not t else ids[:, 0] == state.document
-    task = _task(problem, state, last_real, continues, normalize)
+    k, v = _masked(problem, normalize)
+    past = None if state is None else _full(state).to(k.dtype)
+    call = weigh(replace(problem, q=problem.q.to(k.dtype), k=k), v, past, _pending(state, normalize, k.dtype), continues)
+    task = _task(call, state, last_real, continues)
     chosen = FORMS[name]
     reason = chosen.refuses(task)
     if reason is not None:
         raise UnsupportedError(f"got form={form!r} for {encoding}: {reason}; expected form='auto', or another of {', '.join(FORMS)}")
     out, S = chosen.run(replace(task, chunk=chunk_size))
+    out = call.output(out)
     tick = _last_tick(problem.key_vectors, last_real, state)
     S, z = _at_own_time(problem, S, tick), None
     if normalize:
@@ -136,6 +154,8 @@ def _attend(
     new = State(
         S, z, tick, None if origin is None else with_heads(origin, encoding.clock.width), _count(key_mask, t, state, q.device),
         None if ids is None else ids[:, -1] if t else state.document if state is not None else None, times is not None, text_of(encoding),
+        None if reading.last is None else with_heads(reading.last, 1 if encoding.clock.sums else encoding.clock.width),
+        *(_last_token(k, v[..., : problem.v.shape[-1]], last_real, state) if ahead else ()),
     )  # fmt: skip
     return out.to(q.dtype), new
 
@@ -145,7 +165,7 @@ def _check_encoding(encoding: Encoding) -> None:
         raise UnsupportedError(
             f"got {encoding}; expected a one-sided encoding: linear attention carries a state from the past, and sees no later key"
         )
-    if encoding.lifts():
+    if encoding.lifts() or any(part.bias is not None for part in encoding.outside()):
         raise UnsupportedError(
             f"got {encoding}, which adds a bias to the logit; linear attention has none, since its weights are the scores themselves. "
             "Expected the gain twin, which multiplies them: decay (or retnet), with the slope as rate"
@@ -177,8 +197,8 @@ def _documents(documents: Tensor | None, last_real: Tensor | None, state: State 
 # --- the task: turned queries and keys, times since the state, documents counted from the open one ----------------------------------
 
 
-def _task(problem: Problem, state: State | None, last_real: Tensor | None, continues: Tensor | None, normalize: bool) -> Task:
-    """The lowered call; one column of values more where the sums of scores are wanted."""
+def _masked(problem: Problem, normalize: bool) -> tuple[Tensor, Tensor]:
+    """Keys and values in the dtype of the sums, 0 where padded; one column of ones more where the sums of scores are wanted."""
     work = work_dtype(problem.q.dtype)
     k, v = problem.k.to(work), problem.v.to(work)
     if normalize:
@@ -186,11 +206,16 @@ def _task(problem: Problem, state: State | None, last_real: Tensor | None, conti
     if problem.key_mask is not None:
         padded = ~problem.key_mask[:, None, :, None]
         k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
-    low = lower(replace(problem, q=problem.q.to(work), k=k))
+    return k, v
+
+
+def _task(call: Weighed, state: State | None, last_real: Tensor | None, continues: Tensor | None) -> Task:
+    """The lowered call."""
+    problem, v = call.problem, call.v
+    low = lower(problem)
     start = before = None
-    if state is not None:
-        given = state.S if state.z is None else torch.cat([state.S, state.z[..., None]], -1)
-        moved = _lowered_at(problem, given.to(work).mT, state.tick)
+    if state is not None and call.start is not None:
+        moved = _lowered_at(problem, call.start.mT, state.tick)
         start, before = moved.k.mT, moved.key_times[:, :, :1]
     runs = problem.documents
     if runs is not None and continues is not None:
@@ -241,7 +266,7 @@ def _in_order(
         row, _, token, _ = (steps < 0).nonzero()[0].tolist()
         where = "from the last token of the state on, " if not token else ""
         raise ClockError(
-            f"got times that go back at token {token} (row {row}): by {-float(steps[row, :, token].min()):.6g}; "
+            f"got times that go back at token {token} (row {row}): by {-float(steps[row, :, token].detach().min()):.6g}; "
             f"expected nondecreasing times {where}in the order of the tokens, since {problem.encoding} decays with time: "
             "linear attention does not sort"
         )
@@ -255,7 +280,35 @@ def _tokens(x: Tensor, index: Tensor) -> Tensor:
     return x.expand(rows, *x.shape[1:]).gather(2, index)
 
 
-# --- the state's frame: S stands at its last token, sums inside a call in the frame of the turned keys -------------------------------
+# --- the state: what it holds, and its frame: S stands at its last token, sums inside a call in the frame of the turned keys --------
+
+
+def _full(state: State) -> Tensor:
+    """S, with the normaliser as one more column of values."""
+    return state.S if state.z is None else torch.cat([state.S, state.z[..., None]], -1)
+
+
+def _pending(state: State | None, normalize: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Key and value of the last token, with a one for the normaliser."""
+    if state is None or state.pending is None:
+        return None
+    key, value = (x.to(dtype) for x in state.pending)
+    return key, torch.cat([value, torch.ones_like(value[..., :1])], -1) if normalize else value
+
+
+def _last_token(k: Tensor, v: Tensor, last_real: Tensor | None, state: State | None) -> tuple[Tensor, Tensor]:
+    """Key and value of the last real token of each row; the state's where a row has none, else 0. Copies, to let go of k and v."""
+    kept = (None, None) if state is None or state.pending is None else state.pending
+    out = []
+    for x, before in zip((k, v), kept, strict=True):
+        old = x.new_zeros(*x.shape[:2], x.shape[3]) if before is None else before.to(x.dtype)
+        if x.shape[2] and last_real is None:
+            old = x[:, :, -1].clone()
+        elif x.shape[2] and last_real is not None:
+            last = last_real[:, -1:]
+            old = torch.where((last >= 0)[..., None], _tokens(x, last.clamp_min(0))[:, :, 0], old)
+        out.append(old)
+    return out[0], out[1]
 
 
 def _lowered_at(problem: Problem, rows: Tensor, tick: Tensor) -> Lowered:
@@ -265,7 +318,7 @@ def _lowered_at(problem: Problem, rows: Tensor, tick: Tensor) -> Lowered:
     scalar = tick if tick.ndim == 3 else tick[..., 0]
     return lower(
         replace(
-            problem, q=rows.new_zeros(problem.q.shape[0], problem.q.shape[1], 0, rows.shape[-1]), k=rows,
+            problem, q=rows[:, :, :0], k=rows,
             query_vectors=tick[:, :, :0], key_vectors=tick, query_times=scalar[:, :, :0], key_times=scalar,
         )
     )  # fmt: skip

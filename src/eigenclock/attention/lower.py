@@ -34,12 +34,12 @@ def lower(problem: Problem) -> Lowered:
     if problem.other_lifts:
         q, k, split = _append(problem, q, k, split)
     if split.basis is not None and split.inverse is not None:
-        q = _map(q, split.basis)
-        k = _map(k, split.inverse.mT)
+        q = through(q, split.basis)
+        k = through(k, split.inverse.mT)
     for turn in split.turns:
         for_keys = make_table(key_times, turn, k.dtype)
         for_queries = for_keys
-        repeated = _per_query_head(turn, q.shape[1])
+        repeated = per_query_head(turn, q.shape[1])
         if query_times is not key_times or repeated is not turn:
             for_queries = make_table(query_times, repeated, q.dtype)
         q, k = rotate(q, for_queries), rotate(k, for_keys)
@@ -49,7 +49,7 @@ def lower(problem: Problem) -> Lowered:
         # Both channels of a pair decay alike (else they would not commute): one column per pair, and one gradient for both.
         rate = rate.unflatten(-1, (-1, 2)).mean(-1)
     if rate is None or query_times.ndim == 3:
-        times = problem.query_times[..., None], problem.key_times[..., None]
+        times = tuple(x[..., None] for x in problem.scalar_times)
     else:
         times = tuple(_for_rates(x, split, paired, rate.shape[-1]) for x in (query_times, key_times))
     nilpotent = split.nilpotent if split.nilpotent is None or split.nilpotent.ndim == 3 else split.nilpotent[None]
@@ -78,12 +78,12 @@ def _pairwise(split: Split) -> bool:
     )
 
 
-def _per_query_head(turn: Turn, heads: int) -> Turn:
+def per_query_head(turn: Turn, heads: int) -> Turn:
     """A run of rotations whose frequencies are one per key head, repeated for the query heads of each group."""
     return turn if turn.rows in (1, heads) else replace(turn, freq=turn.freq.repeat_interleave(heads // turn.rows, 0))
 
 
-def _map(x: Tensor, matrix: Tensor) -> Tensor:
+def through(x: Tensor, matrix: Tensor) -> Tensor:
     """Rows of x times a constant matrix, (D, D) or (rows, D, D), in float32 or better."""
     work = torch.promote_types(x.dtype, torch.float32)
     if matrix.ndim == 3 and matrix.shape[0] not in (1, x.shape[1]):

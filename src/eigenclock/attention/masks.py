@@ -14,13 +14,12 @@ def dense_visible(problem: Problem, rows: slice = slice(None)) -> Bool[Tensor, "
     device = problem.q.device
     i, j = torch.arange(t, device=device)[rows, None], torch.arange(s, device=device)
     seen = torch.ones(1, 1, i.shape[0], s, dtype=torch.bool, device=device)
-    query_times, key_times = problem.query_times[:, :, rows, None], per_query_head(problem.key_times, problem.q.shape[1])[:, :, None, :]
     if problem.causal:
-        seen = seen & ((key_times <= query_times) if problem.cross else (j <= i))
+        seen = seen & (_lag(problem, problem.query_times, problem.key_times, rows) >= 0 if problem.cross else (j <= i))
     if problem.window is not None:
         seen = seen & (_latest(problem, seen, problem.window) if problem.cross else (i - j < problem.window))
     if problem.span is not None:
-        seen = seen & (query_times - key_times < problem.span)
+        seen = seen & (_lag(problem, *problem.scalar_times, rows) < problem.span)
     if problem.documents is not None:
         seen = seen & (problem.documents[:, rows, None] == problem.documents[:, None, :]).unsqueeze(1)
     if problem.key_mask is not None:
@@ -28,6 +27,11 @@ def dense_visible(problem: Problem, rows: slice = slice(None)) -> Bool[Tensor, "
     if problem.allowed is not None:
         seen = seen & (problem.allowed if problem.allowed.shape[2] == 1 else problem.allowed[:, :, rows])
     return seen
+
+
+def _lag(problem: Problem, query_times: Tensor, key_times: Tensor, rows: slice) -> Tensor:
+    """t - s of every pair, (B|1, H|1, T, S)."""
+    return query_times[:, :, rows, None] - per_query_head(key_times, problem.q.shape[1])[:, :, None, :]
 
 
 def _latest(problem: Problem, seen: Tensor, window: int) -> Tensor:

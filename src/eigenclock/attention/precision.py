@@ -1,6 +1,7 @@
 """Whether a dtype can hold what Jordan blocks do over a context: their entries grow like powers of the lag."""
 
 import math
+import sys
 import warnings
 
 import torch
@@ -48,8 +49,16 @@ def warn_of_growth(problem: Problem) -> None:
         f"in {kind} alone moves scores by about {error:.2g} of their operands; expected at most {GROWTH_LIMIT:g}: raise the rate, lower "
         "eta (length= scales both), bound the lag with window=, or give float64 tensors",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=_caller(),
     )
+
+
+def _caller() -> int:
+    """How many frames above the one that warns the package was called: a warning points there, whatever road led to it."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "eigenclock":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def largest_entry(split: Split, lag: float) -> float:
@@ -77,7 +86,7 @@ def largest_entry(split: Split, lag: float) -> float:
 
 def longest_lag(problem: Problem) -> float:
     """The longest lag between a query and a key it can see, from windows and documents; padding is not looked at."""
-    queries, keys = problem.query_times.detach(), problem.key_times.detach()
+    queries, keys = (x.detach() for x in problem.scalar_times)
     if not queries.numel() or not keys.numel():
         return 0.0
     first = keys.amin(-1, keepdim=True) if problem.documents is None else _first_of_document(keys, problem.documents)

@@ -1,15 +1,16 @@
 """A checked attention call: shapes agree, times are exact and in order, masks are read one way only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eigenclock.attention.times import Times, along_order, check_order, for_queries, read_times
+from eigenclock.attention.times import Times, along_order, check_order, for_queries, per_query_head, read_times
 from eigenclock.clocks import duration
-from eigenclock.encodings import Encoding
-from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError
+from eigenclock.encodings import Encoding, Weights
+from eigenclock.encodings.outside import Outside, Pairs, absolute, place
+from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError, UnsupportedError
 from eigenclock.theory import Generator, Lift, Split
 
 
@@ -18,7 +19,8 @@ class Problem:
     """One attention call after every check, as the backends see it.
 
     query_times (B|1, H|1, T) and key_times (B|1, H|1, S): float64 ticks with a common origin, which say what came before.
-    query_vectors and key_vectors: what the generator acts with: the same, or (B|1, H|1, T, axes) on a clock of several axes.
+    query_vectors and key_vectors: what the generator acts with: the same (but positions order a decode step on a learned clock), or
+    (B|1, H|1, T, axes) on a clock of several axes.
     ``cross``: causality is decided by time instead of index. window: keys by count, span: by time. documents (B|1, T): run numbers.
     key_mask (B|1, S), allowed (B|1, H|1, T|1, S).
     """
@@ -44,6 +46,9 @@ class Problem:
     split: Split
     lifts: tuple[Lift, ...]
     slope: Tensor | None  # the sum of all linear biases, (H,), or None
+    outside: tuple[Outside, ...] = ()  # what no generator gives
+    origin: Tensor | None = None  # what times lack of those that were given
+    weights: Weights | None = None  # of tokens in linear attention, None where each weighs 1
 
     @property
     def other_lifts(self) -> tuple[Lift, ...]:
@@ -53,6 +58,30 @@ class Problem:
     def learns_in_16_bits(self, *tensors: Tensor) -> bool:
         """Whether one of the tensors gets a gradient from 16-bit queries: sums over time then need care."""
         return self.q.dtype in (torch.float16, torch.bfloat16) and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    @property
+    def scalar_times(self) -> tuple[Tensor, Tensor]:
+        """The one time of each token that a bias, a Jordan block or a window in time reads: on several clocks, the one that orders."""
+        one = self.query_vectors.ndim == 3
+        return (self.query_vectors, self.key_vectors) if one else (self.query_times, self.key_times)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the queries are the last positions of the keys, in order by index: a decode step on a learned clock."""
+        return self.cross and self.encoding.clock.sums
+
+    @property
+    def biased(self) -> bool:
+        """Whether some bias is a number for each pair that no lift carries."""
+        return any(part.bias is not None for part in self.outside)
+
+    def bias(self, seen: Tensor, dtype: torch.dtype, rows: slice = slice(None)) -> Tensor:
+        """The sum of those biases for some query rows, (B|1, H|1, T, S) in ``dtype`` or float32."""
+        queries, keys = self.scalar_times
+        keys = per_query_head(keys, self.q.shape[1])
+        pairs = Pairs(self.q[:, :, rows].to(dtype), self.k.to(dtype), queries[:, :, rows], keys, seen, self.scale, self.origin)
+        parts = [part.bias(pairs) for part in self.outside if part.bias is not None]
+        return sum(parts[1:], parts[0])
 
     @property
     def two_sided(self) -> bool:
@@ -72,17 +101,16 @@ def needs_order(split: Split, lifts: tuple[Lift, ...]) -> bool:
 def build(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, times: Any, key_times: Any, x: Tensor | None, key_x: Tensor | None,
     causal: bool,     window: int | str | None, documents: Tensor | None, mask: Tensor | None, scale: float | None, want_lse: bool = False,
-    read: Times | None = None,
+    read: Times | None = None, before: Tensor | None = None, opens: Tensor | None = None,
 ) -> Problem:  # fmt: skip
-    """Check a call and read its times (unless they are ``read`` already).
+    """Check a call and read its times, unless they are ``read`` already: then ``before`` is the time of the token before them, and
+    ``opens`` (B|1,) says whether the first one begins a document.
 
     Raises: ShapeError, ClockError, GrowthError or ConfigError with one clear line.
     """
     check_tensors(q, k, v, encoding)
     b, h, t, d = q.shape
     s = k.shape[2]
-    q, k = encoding.read_in(q, k)
-    q, k, v = (x if x.stride(-1) == 1 or not x.numel() else x.contiguous() for x in (q, k, v))  # the kernels read rows
     key_mask, allowed = read_mask(mask, b, h, t, s)
     cross = key_times is not None or s != t
     runs = _read_documents(documents, b, t, cross)
@@ -101,20 +129,56 @@ def build(
         device=q.device,
     )
     vectors = for_queries(vectors, h)
-    query_ticks, key_ticks = along_order(vectors, encoding.clock, cross=cross, causal=causal)
+    query_ticks, key_ticks, _ = along_order(vectors, encoding.clock, cross=cross, causal=causal)
     for name, ticks, heads in (("times", query_ticks, (1, h)), ("key_times", key_ticks, (1, k.shape[1], h))):
         if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:
             raise ShapeError(f"got {name} for {ticks.shape[0]} rows and {ticks.shape[1]} heads; expected (T,), ({b}, T) or ({b}, {h}, T)")
     count, span = _read_window(window, encoding)
+    outside = encoding.outside(q.device)
+    if outside:
+        q = place(outside, q, absolute(vectors.queries, vectors.origin), None if cross else key_mask, keys=False)
+        k = place(outside, k, absolute(vectors.keys, vectors.origin), key_mask, keys=True)
+    q, k = encoding.read_in(q, k)
+    q, k, v = (x if x.stride(-1) == 1 or not x.numel() else x.contiguous() for x in (q, k, v))  # the kernels read rows
     generator, lifts = encoding.generator(q.device), encoding.lifts(q.device)
     slopes = [lift.slope for lift in lifts if lift.slope is not None]
     problem = Problem(
-        q, k, v, encoding, query_ticks, key_ticks, *vectors, cross, causal, count, span, runs, key_mask, allowed,
+        q, k, v, encoding, query_ticks, key_ticks, vectors.queries, vectors.keys, cross, causal, count, span, runs, key_mask, allowed,
         d**-0.5 if scale is None else float(scale), want_lse, generator, generator.split(), lifts,
-        sum(slopes[1:], slopes[0]).expand(h) if slopes else None,
+        sum(slopes[1:], slopes[0]).expand(h) if slopes else None, outside, vectors.origin,
     )  # fmt: skip
     _check_law(problem)
-    return problem
+    return replace(problem, weights=_weights(problem, x, times is not None, before, opens)) if encoding.weighs else problem
+
+
+def _weights(problem: Problem, x: Tensor | None, given: bool, before: Tensor | None, opens: Tensor | None) -> Weights | None:
+    """What tokens weigh, from how far the clock moved at each: at the first one since ``before``, or since 0."""
+    encoding, times = problem.encoding, problem.key_vectors
+    if problem.cross or not problem.causal or problem.allowed is not None or problem.window is not None or problem.span is not None:
+        raise UnsupportedError(
+            f"got {encoding}, which weighs {encoding.weighs}, with keys of their own, a window, a mask of 4 axes or causal=False; "
+            "expected causal self-attention with documents= and key padding alone"
+        )
+    if not times.shape[2]:
+        return encoding.weights(x, times)
+    first = torch.zeros_like(times[:, :, :1]) if before is None else before
+    rows = torch.broadcast_shapes(first.shape[:2], times.shape[:2])
+    steps = times.expand(*rows, *times.shape[2:]).diff(dim=2, prepend=first.expand(*rows, *first.shape[2:]))
+    if given and problem.documents is not None:  # as at the very first token, no time has passed since the one before
+        fresh = _first_of_documents(problem.documents, problem.key_mask, opens)
+        steps = steps.masked_fill(fresh[:, None].reshape(fresh.shape[0], 1, -1, *(1,) * (steps.ndim - 3)), 0.0)
+    return encoding.weights(x, steps)
+
+
+def _first_of_documents(runs: Tensor, mask: Tensor | None, opens: Tensor | None) -> Tensor:
+    """Which tokens have no real one of their document before them, (B|1, T); before the first real one of a row stands what ``opens``."""
+    index = torch.arange(runs.shape[-1], device=runs.device)
+    last = (index[None] if mask is None else torch.where(mask, index, -1)).cummax(-1).values
+    last = torch.cat([torch.full_like(last[:, :1], -1), last[:, :-1]], -1)
+    rows = max(last.shape[0], runs.shape[0], 1 if opens is None else opens.shape[0])
+    last, runs = last.expand(rows, -1), runs.expand(rows, -1)
+    first = torch.zeros_like(last, dtype=torch.bool) if opens is None else opens[:, None].expand(rows, last.shape[1])
+    return torch.where(last < 0, first, runs.gather(-1, last.clamp_min(0)) != runs)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding) -> None:
@@ -225,30 +289,42 @@ def _check_law(problem: Problem) -> None:
             "keys after the query would grow "
             "without bound or be rewarded; expected causal=True, or two_sided(encoding) for exp(-a |t - s|)"
         )
+    directed = any(part.directed for part in problem.outside)
+    if directed and not problem.causal:
+        raise ConfigError(f"got causal=False for {encoding}, which has no law for keys after the query; expected causal=True")
     if (problem.window is not None or problem.span is not None) and not problem.causal:
         raise ConfigError("got window= with causal=False; expected causal=True (the window is the query and the keys before it)")
+    if problem.span is not None and encoding.clock.width > 1 and encoding.clock.order_axis is None:
+        raise ConfigError(
+            f"got a window in time for {encoding} on a clock of several times; expected a number of keys, or a clock with order= set"
+        )
     _check_heads(problem)
-    if problem.ordered or problem.span is not None:
+    if problem.ordered or directed or problem.span is not None:
         check_order(problem)
 
 
 def _check_clocks(problem: Problem) -> None:
     """Every part must know which of several times it reads, and nothing may decay on a clock that goes back."""
     encoding, split, width = problem.encoding, problem.split, problem.encoding.clock.width
-    fits = all(turn.axes == width if turn.axes > 1 else _reads(turn.clock, turn.freq.shape[-1], width) for turn in split.turns)
+    fits = reads_times(split, width)
     if split.rate is not None:
         pairs = {turn.freq.shape[-1] for turn in split.turns}
         fits = fits and (_reads(split.rate_clock, split.rate.shape[-1], width) or (split.rate_clock is None and pairs == {width}))
-    if not fits or (width > 1 and (problem.lifts or split.nilpotent is not None)):
+    if not fits or (width > 1 and (problem.lifts or problem.outside or split.nilpotent is not None)):
         raise ConfigError(
             f"got {encoding} on a clock with {width} numbers per token; expected a part for each of them and no bias or Jordan block: "
             "rotations over axes are axial_rope, mixed_rope and m_rope, and OnClock lets a part read its own times"
         )
-    if problem.ordered and encoding.clock.signed:
+    if problem.ordered and encoding.clock.signed and split.rate_clock is None:
         raise ClockError(
             f"got {encoding} on a clock whose increments have either sign: what decays would grow where time goes back; "
             "expected a gate that is never negative, such as 'softplus', or an encoding that only turns"
         )
+
+
+def reads_times(split: Split, width: int) -> bool:
+    """Whether every rotation knows which of ``width`` times it reads."""
+    return all(turn.axes == width if turn.axes > 1 else _reads(turn.clock, turn.freq.shape[-1], width) for turn in split.turns)
 
 
 def _reads(clock: tuple[int, ...] | None, blocks: int, width: int) -> bool:
@@ -275,9 +351,9 @@ def _check_heads(problem: Problem) -> None:
             f"(shared in each group of {h // max(g, 1)} query heads), or repeat the keys and values: "
             f"k.repeat_interleave({h // max(g, 1)}, 1)"
         )
-    if problem.key_times.shape[1] not in (1, g) and on_keys:
+    if problem.key_vectors.shape[1] not in (1, g) and on_keys:
         raise ShapeError(
-            f"got times for {problem.key_times.shape[1]} heads and keys with {g} heads; expected one clock per key head, "
+            f"got times for {problem.key_vectors.shape[1]} heads and keys with {g} heads; expected one clock per key head, "
             "or repeat the keys and values: "
             f"k.repeat_interleave({h // max(g, 1)}, 1)"
         )

@@ -1,13 +1,14 @@
 """exp((t-c)L) on queries and exp((c-s)L) on keys of one tile: decays and shears around the tile's reference time c."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from eigenclock.attention.job import Job, Workspace, take
-from eigenclock.theory.tiles import EXPONENT_BOUND, FACTOR_FLOOR, Tile
+from eigenclock.attention.job import Edges, Job, Workspace, take
+from eigenclock.attention.times import per_query_head
+from eigenclock.theory.tiles import EXPONENT_BOUND, FACTOR_FLOOR, LEAVES, Tile
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,10 @@ def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
     else:
         x, times, start, length = job.k, job.key_times, tile.key, tile.keys
     t = take(times, start, length, tile)
+    c = per_query_head(c, t.shape[1])
     lag = (t - c if is_query else c - t).to(job.accumulate)
-    if job.rate is not None and tile.outer * tile.count > 1 and bool((lag == lag[:, :, :1, :1]).all()):
+    one_clock = lag.shape[-1] == 1  # several are read from the data, and never regular
+    if job.rate is not None and one_clock and tile.outer * tile.count > 1 and bool((lag == lag[:, :, :1, :1]).all()):
         lag = lag[:, :, :1, :1]  # regular times: one table of factors for all tiles
     factor = None
     if job.rate is not None:
@@ -57,6 +60,15 @@ def side(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool) -> Side:
             exponent = exponent.clamp_min_(-FACTOR_FLOOR)
         factor = exponent.exp_()
     return Side(take(x, start, length, tile), lag, factor, is_query)
+
+
+def acted(job: Job, tile: Tile, c: Tensor, is_query: bool, clamp: bool, dtype: torch.dtype) -> tuple[Side | None, Tensor]:
+    """One side of a tile and what it becomes, folded as :func:`apply` does; no side where its edges say it all."""
+    moved = from_edges(job, tile, c, is_query, dtype)
+    if moved is not None:
+        return None, moved
+    s = side(job, tile, c, is_query, clamp)
+    return s, apply(job, s, dtype)
 
 
 def powers(job: Job) -> list[Tensor]:
@@ -103,6 +115,62 @@ def apply(job: Job, s: Side, dtype: torch.dtype) -> Tensor:
     for part, wide in _columns(job, factor.permute(0, 2, 3, 1, 4, 5), width):
         torch.mul(x[..., part], wide, out=out[..., part])
     return out.flatten(0, 2)
+
+
+BLOCK = LEAVES[0]
+"""Tokens that share a factor off the diagonal, once they are at the edge of their block."""
+
+EDGE_FLOOR = 20.0
+"""Where the exponents of the two factors of each side stop in float32: e^-20 = 2e-9 of a logit is below its rounding, and four of them are
+a normal number."""
+
+
+def at_edges(job: Job) -> Edges | None:
+    """The edges of a call on several clocks, whose factors are too many to make for every tile anew; None where it has too few tiles."""
+    blocks = min(job.q.shape[2], job.k.shape[2]) // BLOCK
+    if job.rate is None or job.nilpotent is not None or job.key_times.shape[-1] == 1 or job.leaf or blocks < 4:
+        return None
+    sides = []
+    for x, times, is_query in ((job.q, job.query_times, True), (job.k, job.key_times, False)):
+        x, times = (y[:, :, : blocks * BLOCK].unflatten(2, (blocks, BLOCK)) for y in (x, times))
+        lag = job.workspace.take("lag", tuple(times.shape), times.dtype, x.device)
+        lag = torch.sub(times, times[:, :, :, :1], out=lag) if is_query else torch.sub(times[:, :, :, -1:], times, out=lag)
+        moved = torch.empty(x.shape, dtype=job.accumulate, device=x.device)
+        for part, wide in _columns(job, _fading(job, lag, x.shape[1]), x.shape[-1]):
+            torch.mul(x[..., part], wide, out=moved[..., part])
+        sides.append(moved.flatten(2, 3))
+    rate = job.per_head(job.rate, max(job.rate.shape[0], lag.shape[1]))[:, None]
+    return Edges(*sides, calm=bool((lag[:, :, :, 0] * rate <= EDGE_FLOOR).all()))
+
+
+def _fading(job: Job, lag: Tensor, heads: int) -> Tensor:
+    """exp(-rate lag), for lags >= 0 of shape (B|1, X|1, ..., R) in float64."""
+    assert job.rate is not None
+    rate = job.per_head(job.rate, heads).to(job.accumulate)
+    exponent = lag.to(job.accumulate) * rate.neg().view(rate.shape[0], *(1,) * (lag.ndim - 3), rate.shape[1])
+    return (exponent.clamp_min_(-EDGE_FLOOR) if exponent.dtype == torch.float32 else exponent).exp_()
+
+
+def from_edges(job: Job, tile: Tile, c: Tensor, is_query: bool, dtype: torch.dtype) -> Tensor | None:
+    """What :func:`apply` gives for one side of a rectangle of whole blocks, from its edges; None where it has none."""
+    start, length = (tile.query, tile.queries) if is_query else (tile.key, tile.keys)
+    if job.edges is None or not (tile.kind == "full" or (tile.kind == "causal" and job.edges.calm)):
+        return None
+    if tile.outer > 1 or start % BLOCK or length % BLOCK or tile.stride % BLOCK:
+        return None
+    x = take(job.edges.q if is_query else job.edges.k, start, length, tile).unflatten(4, (-1, BLOCK)).permute(0, 2, 3, 1, 4, 5, 6)
+    times = job.query_times if is_query else job.key_times[:, :, BLOCK - 1 :]
+    if not is_query and length == BLOCK:  # they stand at the reference, the last key, already
+        return x.to(dtype).flatten(4, 5).flatten(0, 2)
+    if tile.kind == "causal":
+        c = take(job.key_times, tile.key + BLOCK - 1, 1, tile)
+    edge = take(times[:, :, ::BLOCK], start // BLOCK, length // BLOCK, replace(tile, stride=tile.stride // BLOCK))
+    c = per_query_head(c, edge.shape[1])
+    factor = _fading(job, edge - c if is_query else c - edge, x.shape[3]).permute(0, 2, 3, 1, 4, 5).unsqueeze(-2)
+    out = job.workspace.take("query" if is_query else "key", tuple(x.shape), dtype, x.device)
+    for part, wide in _columns(job, factor, x.shape[-1]):
+        torch.mul(x[..., part], wide, out=out[..., part])
+    return out.flatten(4, 5).flatten(0, 2)
 
 
 def _columns(job: Job, factor: Tensor, width: int) -> list[tuple[slice, Tensor]]:

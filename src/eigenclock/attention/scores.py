@@ -10,6 +10,7 @@ from torch import Tensor
 from eigenclock.attention.masks import dense_visible
 from eigenclock.attention.problem import Problem, build
 from eigenclock.attention.times import per_query_head
+from eigenclock.attention.weighing import at_the_token_before, current, weighed_logits
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
 from eigenclock.theory import Lift, Zero
@@ -33,9 +34,11 @@ def scores(
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "B H T S"]:
-    """Dense logits in float64: scale * q^T exp((t - s) L) k + bias(t - s), and -inf where a key is not visible.
+    """Dense logits in float64: scale * q^T exp((t - s) L) k + bias, and -inf where a key is not visible.
 
-    The specification of :func:`eigenclock.attention`, whose keywords it takes. Differentiable in everything; memory T x S.
+    The specification of :func:`eigenclock.attention`, whose keywords it takes, and, with 0 for -inf, of the weights of
+    :func:`eigenclock.linear_attention`: where tokens have weights of their own (:class:`Weights`) they are factors of the scores.
+    Differentiable in everything; memory T x S.
 
     Shape: as in :func:`eigenclock.attention`.
     Raises: ShapeError, ClockError, GrowthError, ConfigError.
@@ -79,12 +82,16 @@ def dense_logits(problem: Problem, rows: slice = slice(None)) -> Float[Tensor, "
 def _logits(problem: Problem, rows: slice) -> Tensor:
     seen = dense_visible(problem, rows)
     # The lag of a pair that is not seen is set to 0: exp of a future lag would overflow, and 0 * inf is NaN in the backward.
-    lag = _lag(problem, seen, rows)
+    met = seen if problem.weights is None else seen & ~current(problem, rows)
+    lag = _lag(at_the_token_before(problem), met, rows)
     z = _content(problem, problem.q[:, :, rows].double(), lag) * problem.scale
+    z = weighed_logits(problem, z, rows)
     lag = per_query_head(lag, problem.q.shape[1])
     for lift in problem.lifts:
         bias = _bias(problem, lift, rows, lag.abs() if problem.two_sided else lag)
         z = z + (bias * problem.scale if lift.scaled else bias)
+    if problem.biased:
+        z = z + problem.bias(seen, torch.float64, rows)
     return z.masked_fill(~seen, -math.inf)
 
 

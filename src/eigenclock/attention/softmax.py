@@ -9,6 +9,7 @@ from torch import Tensor
 from eigenclock.attention.backends import BACKENDS
 from eigenclock.attention.capability import Explanation
 from eigenclock.attention.problem import Problem, build
+from eigenclock.attention.values import on_values
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
 from eigenclock.registry import lookup
@@ -19,7 +20,7 @@ def attention(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S V"], encoding: Encoding, *, times: Any = None,
     key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | str | None = None,
     documents: Int[Tensor, "*batch T"] | None = None, mask: Tensor | None = None, scale: float | None = None, backend: str = "auto",
-    return_lse: Literal[False] = False,
+    return_lse: Literal[False] = False, value_encoding: Encoding | None = None,
 ) -> Float[Tensor, "B H T V"]: ...  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def attention(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S V"], encoding: Encoding, *, times: Any = None,
     key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | str | None = None,
     documents: Int[Tensor, "*batch T"] | None = None, mask: Tensor | None = None, scale: float | None = None, backend: str = "auto",
-    return_lse: Literal[True],
+    return_lse: Literal[True], value_encoding: Encoding | None = None,
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T"]]: ...  # fmt: skip
 
 
@@ -49,11 +50,12 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
     return_lse: bool = False,
+    value_encoding: Encoding | None = None,
 ) -> Float[Tensor, "B H T V"] | tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T"]]:
-    """Softmax attention: out_t = sum_s softmax_s(scale * q_t^T exp((t - s) L) k_s + bias(t - s)) v_s.
+    """Softmax attention: out_t = sum_s softmax_s(scale * q_t^T exp((t - s) L) k_s + bias(t - s)) exp((t - s) L_v) v_s.
 
     Exact and differentiable in q, k, v, the times and every learned number of the encoding; no T x S tensor unless a mask of that
-    size is given.
+    size is given, or the encoding is outside the group and its bias is one (t5_bias, kerple_log, fire, cope).
 
     Args:
         times, key_times: (T,), (B, T) or (B, H, T), told apart by rank; None is the clock's own count. With fewer queries than keys
@@ -66,6 +68,7 @@ def attention(
         scale: 1/sqrt(D) of the head as given (before any lift).
         backend: "auto", or a name, which never falls back.
         return_lse: also return the natural log of the softmax's denominator, differentiable.
+        value_encoding: L_v, an encoding that only turns, on the times of ``encoding``; None (default) is L_v = 0, values as they are.
     Shape: q (B, H, T, D), k (B, G, S, D), v (B, G, S, V) with H a multiple of G; the output has the dtype of q. A row with nothing to
         attend to gives zeros (log-sum-exp -inf).
     Units: times in the unit of the clock.
@@ -74,7 +77,7 @@ def attention(
         gradients of learned clocks carry the rounding of dq and dk (a few percent for fast rates): give float32 q and
         k to train a clock precisely. Double backward, vmap and dropout are not supported.
     Source: tiles and references after Sun et al. (RetNet), 2307.08621, and Yang et al. (GLA), 2312.06635; log-sum-exp merging after
-        Dao et al. (FlashAttention), 2205.14135.
+        Dao et al. (FlashAttention), 2205.14135. Values through the lag: DeepSeek-V4 (its released code turns outputs back).
 
     >>> import torch
     >>> import eigenclock as ec
@@ -86,14 +89,22 @@ def attention(
         q, k, v, encoding, times=times, key_times=key_times, x=x, key_x=key_x, causal=causal, window=window,
         documents=documents, mask=mask, scale=scale, want_lse=return_lse,
     )  # fmt: skip
+    problem, side = on_values(problem, value_encoding)
+    out, lse = run(problem, backend)
+    out = out if side is None else side.turned_back(out)
+    return (out, lse) if lse is not None else out
+
+
+def run(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Output and log-sum-exp (where it is wanted) of a checked call."""
     restore = None
-    if encoding.clock.decreasing == "sort" and not problem.cross:
+    if problem.encoding.clock.decreasing == "sort" and not problem.cross:
         problem, restore = _in_order(problem)
     out, lse = BACKENDS[_choose(problem, backend).backend].run(problem)
     if restore is not None:
         out = out.gather(2, restore[:, None, :, None].expand(*out.shape[:2], -1, out.shape[-1]))
         lse = None if lse is None else lse.gather(2, restore[:, None].expand(*lse.shape[:2], -1))
-    return (out, lse) if lse is not None else out
+    return out, lse
 
 
 def explain(
@@ -113,6 +124,7 @@ def explain(
     scale: float | None = None,
     backend: str = "auto",
     return_lse: bool = False,
+    value_encoding: Encoding | None = None,
 ) -> Explanation:
     """Which backend :func:`attention` would take for this call, and why not the others.
 
@@ -131,10 +143,15 @@ def explain(
         q, k, v, encoding, times=times, key_times=key_times, x=x, key_x=key_x, causal=causal, window=window,
         documents=documents, mask=mask, scale=scale, want_lse=return_lse,
     )  # fmt: skip
-    return _choose(problem, backend)
+    return _choose(on_values(problem, value_encoding)[0], backend)
 
 
 def _choose(problem: Problem, name: str) -> Explanation:
+    if problem.weights is not None:
+        raise UnsupportedError(
+            f"got {problem.encoding} in softmax attention, whose weights are normalised: it weighs {problem.encoding.weighs}, which only "
+            "linear_attention does; expected linear_attention, or an encoding whose tokens weigh alike, such as mamba2, gla or damped_rope"
+        )
     if name != "auto":
         reason = lookup(BACKENDS, name, "backend").refuses(problem)
         if reason is not None:

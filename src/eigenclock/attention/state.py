@@ -14,17 +14,17 @@ from eigenclock.errors import ConfigError, ShapeError, UnsupportedError
 from eigenclock.present.files import file_error, write_whole
 
 _FORMAT = "eigenclock.state.1"
-_TENSORS = ("S", "z", "tick", "origin", "count", "document")
+_TENSORS = ("S", "z", "tick", "origin", "count", "document", "since", "pending_key", "pending_value")
 
 
 @dataclass(frozen=True, eq=False)
 class State:
     """The sum S = sum_s exp((tau - tau_s) L) k_s v_s^T at the last token of time tau: everything linear attention needs to go on.
 
-    All keys stand at the last token's time, rotations included: nothing in S grows with absolute time. No call writes into a state, so
-    keeping it is a fork already; :meth:`fork` copies the memory as well, for code that edits tensors in place. Gradients flow through S,
-    z and tick until :meth:`detach`. It belongs to the document open at its last token: a piece whose first document id equals
-    ``document`` goes on with it, any other id starts from nothing.
+    All keys stand at the last token's time, rotations included: nothing in S grows with absolute time. Each counts with its weight, where
+    tokens have weights. No call writes into a state, so keeping it is a fork already; :meth:`fork` copies the memory as well, for code
+    that edits tensors in place. Gradients flow through all its floating tensors until :meth:`detach`. It belongs to the document open at
+    its last token: a piece whose first document id equals ``document`` goes on with it, any other id starts from nothing.
 
     Args:
         S: (B, G, D, V), float32 (float64 from float64 queries).
@@ -35,7 +35,11 @@ class State:
         document: the id of the open document, (B|1,), None where no ids were given.
         given: whether times were given; a clock's own count goes on only without them.
         spec: the encoding as text, to refuse another one.
-    Units: tick and origin in the unit of the clock.
+        since: the last given time as it arrived, exact, with the axes of ``tick``: what has passed since then is the first step of a gate
+            on elapsed time. None where no times were given.
+        pending_key, pending_value: key and value of the last token, (B, G, D) and (B, G, V), where the rule of the encoding looks one
+            step ahead (Mamba-3): the next token of the document still adds to the weight of this one. Else None.
+    Units: tick in the unit of the clock, origin and since as times arrive.
 
     >>> import eigenclock as ec
     >>> q = torch.randn(1, 2, 6, 4)
@@ -54,6 +58,14 @@ class State:
     document: Int[Tensor, "batch"] | None
     given: bool
     spec: str
+    since: Tensor | None = None
+    pending_key: Float[Tensor, "B G D"] | None = None
+    pending_value: Float[Tensor, "B G V"] | None = None
+
+    @property
+    def pending(self) -> tuple[Tensor, Tensor] | None:
+        """Key and value of the last token, where the next one adds to its weight."""
+        return None if self.pending_key is None or self.pending_value is None else (self.pending_key, self.pending_value)
 
     def _each(self, change: Any) -> "State":
         return replace(self, **{name: None if x is None else change(x) for name in _TENSORS for x in (getattr(self, name),)})
@@ -81,7 +93,8 @@ class State:
             raise ShapeError(f"got rows of shape {tuple(index.shape)}, {index.dtype}; expected a list of row numbers")
         if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < batch):
             raise ShapeError(f"got rows {index.tolist()} of a state with {batch} rows; expected numbers from 0 to {batch - 1}")
-        return self._each(lambda x: x[index] if x is self.S or x is self.z or x.shape[0] == batch > 1 else x)
+        whole = (self.S, self.z, self.pending_key, self.pending_value)  # these have all rows, others may have one for all
+        return self._each(lambda x: x[index] if any(x is own for own in whole) or x.shape[0] == batch > 1 else x)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as a safetensors file, whole or not at all.
@@ -166,7 +179,25 @@ def check_state(
             f"got a state made with {was} and {now} now; expected the same for all pieces of a sequence: "
             + ("pass times= again" if state.given else "leave times out")
         )
+    if given and encoding.clock.sums and state.since is None and bool((state.count > 0).any()):
+        raise ConfigError(
+            f"got a state without its last given time for {encoding}, whose steps are elapsed time; "
+            "expected state.since, which linear_attention returns: an older file has none, so run the piece before again"
+        )
     if documents is not None and state.document is None and bool((state.count > 0).any()):
         raise ConfigError(
             "got documents with a state made without them; expected ids from the first piece on, so that the open document is known"
+        )
+
+
+def check_pending(state: State, encoding: Encoding, ahead: bool) -> None:
+    """Refuse a state that lacks what the weights of the encoding need."""
+    shapes = [None if x is None else tuple(x.shape) for x in (state.pending_key, state.pending_value)]
+    expected = [tuple(state.S.shape[:3]), (*state.S.shape[:2], state.S.shape[3])]
+    if ahead and None not in shapes and shapes != expected:
+        raise ShapeError(f"got a state with pending key and value of shapes {shapes}; expected {expected}, those of its S")
+    if ahead and state.pending is None and bool((state.count > 0).any()):
+        raise ConfigError(
+            f"got a state without the key and value of its last token for {encoding}, which weighs {encoding.weighs}; "
+            "expected state.pending_key and state.pending_value, which linear_attention returns"
         )

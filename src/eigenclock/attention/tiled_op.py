@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eigenclock.attention import bands, engine
 from eigenclock.attention.job import Job
-from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Ends, Tile, square, staircase, within
+from eigenclock.theory.tiles import BIAS_BOUND, EXPONENT_BOUND, LEAVES, Ends, Tile, continued, square, staircase, within
 
 PIECES = 2
 """Groups of heads a long call is cut into, so that temporaries shrink. Twice as many with a bias, whose reach differs by head, with a
@@ -21,7 +21,7 @@ LONG = 1024
 """Tokens from which a call counts as long."""
 
 # plan: "square" (self-attention), "staircase" (cross attention by time, key time <= query time), "strict staircase" (key time < query
-# time), "whole" (no order: every query sees every key)
+# time), "continued" (a decode step: the queries are the last positions of the keys), "whole" (no order: every query sees every key)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ def _planned(plan: str, window: int, job: Job) -> Job:
     if plan == "square":
         plain = all(x is None for x in (job.rate, job.nilpotent, job.slope, job.documents, job.first))
         tiles = square(t, max(t, 1) if plain and not window else LEAVES[0], window or None)
+    elif plan == "continued":
+        tiles = continued(t, s, LEAVES[0])
     elif plan == "whole":
         tiles = [Tile("full", 0, 0, t, s)] if t and s else []
     else:
@@ -66,6 +68,9 @@ def _bounded(plan: str, window: int, job: Job) -> Job:
     if plan == "whole" and job.documents is not None and job.key_documents is not None:
         first, last = bands.of_documents(job.documents, job.key_documents)
         return replace(job, first=first, last=last, documents=None, key_documents=None)
+    if window and plan == "continued":
+        places = torch.arange(job.k.shape[2], dtype=torch.float64, device=job.k.device)[None, None]
+        return replace(job, first=bands.first_of_latest(places[..., -job.q.shape[2] :], places, job.key_mask, window))
     times = job.query_times[..., 0], job.key_times[..., 0]
     if plan == "strict staircase":
         return replace(job, last=bands.last_before(*times))

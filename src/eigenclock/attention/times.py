@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.clocks import Clock
-from eigenclock.clocks.clock import with_heads
+from eigenclock.clocks.clock import Reading, with_heads
 from eigenclock.errors import ClockError, ShapeError
 
 if TYPE_CHECKING:
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 class Times(NamedTuple):
     """The times of a call, float64 with a common origin: ``queries`` (B|1, H|1, T) and ``keys`` (B|1, H|1, S), with one last axis more
-    where the clock has several axes."""
+    where the clock has several axes. ``origin`` (B|1, H|1, 1): what was subtracted from given times, on one clock in steps."""
 
     queries: Tensor
     keys: Tensor
+    origin: Tensor | None = None
 
 
 def read_times(
@@ -31,9 +32,10 @@ def read_times(
     With no times given, queries and keys of different length are a decode step: the queries are the last ``t`` positions.
     """
     if not cross:
-        ticks = with_heads(clock(times, length=t, documents=documents, mask=key_mask, x=x, device=device).ticks, clock.width)
+        reading = clock(times, length=t, documents=documents, mask=key_mask, x=x, device=device)
+        ticks = with_heads(reading.ticks, clock.width)
         _check_length("times", ticks, t)
-        return Times(ticks, ticks)
+        return Times(ticks, ticks, given_origin(clock, reading, times))
     if clock.sums:
         if times is not None or not causal or t > s:
             raise ClockError(
@@ -62,13 +64,19 @@ def read_times(
     queries = with_heads(clock(times, length=t, origin=reading.origin, x=x, device=device).ticks, clock.width)
     _check_length("key_times", keys, s)
     _check_length("times", queries, t)
-    return Times(queries, keys)
+    return Times(queries, keys, given_origin(clock, reading, key_times))
+
+
+def given_origin(clock: Clock, reading: Reading, times: Any) -> Tensor | None:
+    """What a clock subtracted from given times, (B|1, H|1, 1); None where it counts from 0, or its ticks are not in the unit of times."""
+    plain = times is not None and clock.unit is None and clock.width == 1 and not clock.sums
+    return with_heads(reading.origin) if plain and reading.origin is not None else None
 
 
 def for_queries(times: Times, heads: int) -> Times:
     """Times of one clock per key head, repeated for the query heads of each group."""
     queries = per_query_head(times.queries, heads)
-    return times if queries is times.queries else Times(queries, times.keys)
+    return times if queries is times.queries else times._replace(queries=queries)
 
 
 def per_query_head(x: Tensor, heads: int) -> Tensor:
@@ -78,13 +86,13 @@ def per_query_head(x: Tensor, heads: int) -> Tensor:
 
 
 def along_order(times: Times, clock: Clock, *, cross: bool, causal: bool) -> Times:
-    """The scalar times that say what came before: the times themselves, or one axis of several (zeros where none orders)."""
+    """The scalar times that say what came before: the times themselves, one axis of several (zeros where none orders), or positions."""
+    if cross and clock.sums:  # a decode step: by position, since a signed gate goes back and a closed one stands still
+        last = torch.arange(times.keys.shape[2], dtype=torch.float64, device=times.keys.device)[None, None]
+        return Times(last[..., times.keys.shape[2] - times.queries.shape[2] :], last)
     if clock.width == 1:
         return times
     axis = clock.order_axis
-    if cross and clock.sums:  # a decode step: by position
-        last = torch.arange(times.keys.shape[2], dtype=torch.float64, device=times.keys.device)[None, None]
-        return Times(last[..., times.keys.shape[2] - times.queries.shape[2] :], last)
     if axis is None and cross and causal:
         raise ClockError(
             "got causal cross attention on a clock of several axes, none of which says what came before; "
@@ -93,7 +101,7 @@ def along_order(times: Times, clock: Clock, *, cross: bool, causal: bool) -> Tim
     if times.queries is times.keys:
         one = times.keys[..., axis] if axis is not None else torch.zeros_like(times.keys[..., 0])
         return Times(one, one)
-    return Times(*(x[..., axis] if axis is not None else torch.zeros_like(x[..., 0]) for x in times))
+    return Times(*(x[..., axis] if axis is not None else torch.zeros_like(x[..., 0]) for x in (times.queries, times.keys)))
 
 
 def _check_length(name: str, ticks: Tensor, length: int) -> None:
@@ -104,17 +112,22 @@ def _check_length(name: str, ticks: Tensor, length: int) -> None:
 
 
 def check_order(problem: "Problem") -> None:
-    """Refuse times that go back in self-attention (inside a document, between real tokens), unless the clock sorts."""
-    if problem.cross or problem.encoding.clock.decreasing == "sort" or torch.compiler.is_compiling():
+    """Refuse times that go back along one sequence (inside a document, between real tokens), unless the clock sorts."""
+    if (problem.cross and not problem.continues) or problem.encoding.clock.decreasing == "sort" or torch.compiler.is_compiling():
         return
-    times = problem.key_times if problem.key_vectors.ndim == 3 else each_as_head(problem.key_vectors)
-    steps = smooth(times.detach(), problem.documents, problem.key_mask).diff(dim=-1)
-    if steps.numel() and bool((steps < 0).any()):
-        where = (steps < 0).nonzero()[0].tolist()
+    times, clock = problem.key_vectors.detach(), problem.split.rate_clock
+    if times.ndim > 3 and clock is not None:  # what only turns may go back
+        times = times[..., sorted(set(clock))]
+    times = (smooth if times.ndim == 3 else smooth_vectors)(times, problem.documents, problem.key_mask)
+    back = times[:, :, 1:] < times[:, :, :-1]
+    if bool(back.any()):
+        where = back.nonzero()[0].tolist()
+        step = float(times.diff(dim=2)[tuple(where)])
         raise ClockError(
-            f"got times that go back at token {where[-1] + 1} (row {where[0]}): by {-float(steps[tuple(where)]):.6g}; "
+            f"got times that go back at token {where[2] + 1} (row {where[0]}): by {-step:.6g}; "
             "expected nondecreasing times, since "
-            f"{problem.encoding} decays with time: sort the tokens, or use a clock with decreasing='sort'"
+            f"{problem.encoding} {'decays with' if problem.ordered else 'looks back in'} time: sort the tokens, or use a clock with "
+            "decreasing='sort'"
         )
 
 
@@ -123,8 +136,14 @@ def each_as_head(vectors: Tensor) -> Tensor:
     return vectors.movedim(-1, 2).flatten(1, 2)
 
 
+def _in_order(ticks: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and bool((ticks.detach().diff(dim=-1) >= 0).all())
+
+
 def smooth_vectors(vectors: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> Tensor:
     """:func:`smooth` on each of the times (B|1, H|1, T, W)."""
+    if documents is None and key_mask is None:
+        return vectors
     flat = smooth(each_as_head(vectors), documents, key_mask)
     return flat.unflatten(1, (vectors.shape[1], vectors.shape[-1])).movedim(2, -1)
 
@@ -136,8 +155,7 @@ def smooth(ticks: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> 
     of clocks that restart, and lets padding hold any finite time.
     """
     # Padding whose times are in order already keeps them: the rows of padded queries are then those of the oracle too.
-    in_order = not torch.compiler.is_compiling() and bool((ticks.detach().diff(dim=-1) >= 0).all())
-    if key_mask is not None and ticks.shape[-1] and not in_order:
+    if key_mask is not None and ticks.shape[-1] and not _in_order(ticks):
         index = torch.arange(ticks.shape[-1], device=ticks.device)
         first = key_mask.long().argmax(-1, keepdim=True)
         last_real = torch.where(key_mask, index, 0).cummax(-1).values

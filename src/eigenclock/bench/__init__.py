@@ -6,13 +6,16 @@ A family is a function of a size factor that returns its cases. To add one write
 from collections.abc import Callable
 
 from eigenclock.bench.case import Case
-from eigenclock.bench.cases import bias, damped, importing, linear, memory, rotation
+from eigenclock.bench.cases import bias, damped, decode, importing, learned, linear, memory, rotation
 
 BENCHES: dict[str, Callable[[float], tuple[Case, ...]]] = {
     "rotation": rotation.cases,
     "damped": damped.cases,
     "bias": bias.cases,
+    "fox": learned.fox_cases,
+    "wall": learned.wall_cases,
     "linear": linear.cases,
+    "decode": decode.cases,
     "memory": memory.cases,
     "import": importing.cases,
 }

@@ -87,7 +87,9 @@ def _print(found: Description, every_row: bool, files: list[str]) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     say(found.text)
-    say(f"form     {found.form}")
+    say(f"form     {found.form}" + (f", and a part outside the group, which breaks {found.breaks}" if found.breaks else ""))
+    if found.reads_in:
+        say(f"A(0)     not the identity: {found.reads_in}")
     say(f"acts on  {found.acts_on}: {found.meaning}")
     say(f"clock    {clock_text(found)}")
     say(f"over     {found.setting.span}, in {found.setting.precision}")

@@ -6,6 +6,7 @@ from eigenclock.clocks.column import Column
 from eigenclock.clocks.cumulative import Cumulative
 from eigenclock.clocks.documents import Documents
 from eigenclock.clocks.index import Index
+from eigenclock.clocks.selective import Selective
 from eigenclock.clocks.sessions import Sessions
 from eigenclock.clocks.timestamps import Timestamps
 from eigenclock.clocks.units import duration
@@ -18,6 +19,7 @@ CLOCKS: dict[str, type[Clock]] = {
     "column": Column,
     "documents": Documents,
     "cumulative": Cumulative,
+    "selective": Selective,
 }
 
 __all__ = ["CLOCKS", "Axes", "Clock", "Column", "Cumulative", "Documents", "Index", "Reading", "Sessions", "Timestamps", "duration"]

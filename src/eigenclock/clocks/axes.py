@@ -50,6 +50,7 @@ class Axes(Clock):
         documents: Tensor | None = None,
         mask: Tensor | None = None,
         x: Tensor | None = None,
+        since: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
         if times is None:
@@ -63,6 +64,7 @@ class Axes(Clock):
                 f"got times of shape {tuple(times.shape)}; expected a last axis of size {self.width}, one number for each of "
                 f"{', '.join(self.names)}: plain text repeats its position on every axis, times[..., None].expand(-1, {self.width})"
             )
-        readings = [exact_difference(times[..., a], None if origin is None else origin[..., a], mask) for a in range(self.width)]
-        origins = [r.origin for r in readings if r.origin is not None]
-        return Reading(torch.stack([r.ticks for r in readings], -1), torch.stack(origins, -1))
+        none = (None,) * self.width
+        origins, before = (none if x is None else x.unbind(-1) for x in (origin, since))
+        readings = [exact_difference(t, o, mask, s) for t, o, s in zip(times.unbind(-1), origins, before, strict=True)]
+        return Reading(*(torch.stack([x for x in each if x is not None], -1) for each in zip(*readings, strict=True)))

@@ -11,10 +11,15 @@ from eigenclock.errors import ClockError, ConfigError, ShapeError
 
 
 class Reading(NamedTuple):
-    """Times read by a clock: float64 ticks with the origin removed, and the origin in the dtype it arrived in."""
+    """Times read by a clock: float64 ticks with the origin removed, and the origin in the dtype it arrived in.
+
+    ``last`` is the last given time of each row as it arrived, int64 or float64, padding left out: what the next piece of the sequence
+    takes as ``since``. A row that had no real token yet holds the smallest number of the dtype (-inf in floats). None without times.
+    """
 
     ticks: Float[Tensor, "*clock T"]
     origin: Tensor | None
+    last: Tensor | None = None
 
 
 class Clock(nn.Module):
@@ -46,13 +51,15 @@ class Clock(nn.Module):
         documents: Int[Tensor, "*batch T"] | None = None,
         mask: Bool[Tensor, "*batch T"] | None = None,
         x: Tensor | None = None,
+        since: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
         """Times as float64 ticks of shape (T,), (B, T) or (B, H, T), with a last axis of ``width`` where that is above 1; the origin is
         subtracted exactly.
 
         ``origin`` is one returned before, so that queries and keys share it. ``times=None`` is the clock's own count of ``length``
-        tokens; ``documents`` and ``mask`` (True = a real token) matter to clocks that restart or pause.
+        tokens; ``documents`` and ``mask`` (True = a real token) matter to clocks that restart or pause. ``since`` is the last given time
+        of the piece before (``Reading.last``), for a gate on elapsed time: the gap between pieces counts as any other.
         """
 
     def continued(self, reading: Reading, given: bool) -> Tensor | None:
@@ -66,8 +73,9 @@ class Clock(nn.Module):
         """The name and the options, enough to build the clock again."""
         return {"name": type(self).__name__.lower()}
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{k}={v!r}" for k, v in self.spec().items() if k != "name")
+    def __repr__(self) -> str:
+        options = ", ".join(f"{k}={v!r}" for k, v in self.spec().items() if k != "name")
+        return f"{type(self).__name__}({options})"
 
 
 def after_count(reading: Reading, given: bool) -> Tensor | None:
@@ -134,7 +142,7 @@ def check_precision(times: Tensor) -> None:
         )
 
 
-def exact_difference(times: Tensor, origin: Tensor | None, mask: Tensor | None = None) -> Reading:
+def exact_difference(times: Tensor, origin: Tensor | None, mask: Tensor | None = None, since: Tensor | None = None) -> Reading:
     """Times minus an origin (the smallest real time of each row where none is given), subtracted in their own exact type.
 
     ``mask`` (B|1, T), True = a real token: padding may hold any time, and must not become the origin.
@@ -145,7 +153,7 @@ def exact_difference(times: Tensor, origin: Tensor | None, mask: Tensor | None =
     ticks = exact - origin
     if not ticks.is_floating_point():
         ticks = _fitting(ticks, exact, origin, mask)
-    return Reading(ticks.double(), origin)
+    return Reading(ticks.double(), origin, last_given(exact, mask, since))
 
 
 def exact_times(times: Tensor, origin: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -164,6 +172,43 @@ def exact_times(times: Tensor, origin: Tensor | None, mask: Tensor | None = None
     elif origin.is_floating_point() != exact.is_floating_point():
         exact, origin = exact.double(), origin.double()
     return (exact, origin) if origin.ndim == exact.ndim else (with_heads(exact), with_heads(origin))
+
+
+def last_given(exact: Tensor, mask: Tensor | None, since: Tensor | None) -> Tensor:
+    """The last real time of each row, ``since`` where a row has none (see :class:`Reading`)."""
+    if exact.shape[-1] and (mask is None or mask.shape[-1] != exact.shape[-1]):
+        return exact[..., -1:]
+    if since is None:
+        since = exact.new_full((*exact.shape[:-1], 1), _nothing(exact))
+    elif since.dtype != exact.dtype:
+        since, exact = torch.where(nothing_before(since), -torch.inf, since.double()), exact.double()
+    return since if mask is None or not exact.shape[-1] else carried(with_heads(exact), with_heads(since), mask)[..., -1:]
+
+
+def carried(values: Tensor, before: Tensor, mask: Tensor) -> Tensor:
+    """At each token the last real value (B|1, H|1, T) up to it by ``mask`` (B|1, T), and ``before`` (B|1, H|1, 1) until there is one."""
+    index = torch.where(mask, torch.arange(1, mask.shape[-1] + 1, device=mask.device), 0).cummax(-1).values[:, None]
+    shape = torch.broadcast_shapes(values.shape[:2], before.shape[:2], index.shape[:2])
+    both = torch.cat([before.expand(*shape, -1), values.expand(*shape, -1)], -1)
+    return both.gather(-1, index.expand(*shape, -1))
+
+
+def first_real(values: Tensor, mask: Tensor) -> Tensor:
+    """The first real value of each row of (B|1, H|1, T) by ``mask`` (B|1, T), the first of all where none is real."""
+    shape = torch.broadcast_shapes(values.shape[:2], (mask.shape[0], 1))
+    if not values.shape[-1]:
+        return values.expand(*shape, -1)
+    index = mask.long().argmax(-1, keepdim=True)[:, None]
+    return values.expand(*shape, -1).gather(-1, index.expand(*shape, -1))
+
+
+def nothing_before(since: Tensor) -> Tensor:
+    """Which rows had no real token before."""
+    return since == _nothing(since)
+
+
+def _nothing(like: Tensor) -> float | int:
+    return -torch.inf if like.is_floating_point() else torch.iinfo(like.dtype).min
 
 
 def _first(exact: Tensor, mask: Tensor | None) -> Tensor:

@@ -50,6 +50,7 @@ class Column(Clock):
         documents: Tensor | None = None,
         mask: Tensor | None = None,
         x: Tensor | None = None,
+        since: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
         if times is None:
@@ -57,4 +58,4 @@ class Column(Clock):
                 f"got no times; the Column clock has no count of its own: pass the running total of {self.unit} as times= "
                 "of shape (T,), (B, T) or (B, H, T)"
             )
-        return exact_difference(torch.as_tensor(times, device=device), origin, mask)
+        return exact_difference(torch.as_tensor(times, device=device), origin, mask, since)

@@ -2,14 +2,16 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eigenclock.clocks.clock import Clock, Reading, with_heads
-from eigenclock.clocks.gates import GATES, start_bias
+from eigenclock.clocks.clock import Clock, Reading, carried, first_real, nothing_before, with_heads
+from eigenclock.clocks.gates import GATES, bounded, check_bound, start_bias
 from eigenclock.clocks.index import Index
 from eigenclock.errors import ClockError, ConfigError, ShapeError
 from eigenclock.registry import lookup
@@ -21,6 +23,9 @@ PER = ("all", "head", "block")
 class Cumulative(Clock):
     """tau_t = sum over s <= t of gate(x_s W + b) times the time elapsed since s - 1: a gate that speeds time up or slows it down.
 
+    Without times every step counts 1. With times the first token of a sequence has no step, and that of a later piece the time since
+    the last token of the piece before: pass ``origin=clock.continued(..)`` and ``since=reading.last``, as a state does.
+
     Give it to any encoding: ``ec.rope(64, heads=8, clock=ec.Cumulative(512))`` turns with learned time. Calls then need ``x=``.
 
     Args:
@@ -31,12 +36,16 @@ class Cumulative(Clock):
             "exponential" (RWKV-6), "reciprocal" (CARoPE); "signed" (Selective RoPE) and "half_turn" (Mamba-3) for rotations only.
         rank: a projection through so many features, as in GLA; None is one full matrix.
         powers: per="block" from one number f per head: block i gets f^(i + 1), as in CARoPE.
-        base: the clock that reads given times; increments are then gate times elapsed time. Without times every step counts 1.
+        base: the clock that reads given times; increments are then gate times elapsed time.
+        lower_bound: for the gate "forget", whose f = exp(-increment) is then lower_bound + (1 - lower_bound) sigmoid(z), as in HGRN2.
         seed: of the start weights.
     Shape: x (B, T, features); times as the base reads them. Ticks are (B, H, T), or (B, H, T, blocks).
     Units: rates and frequencies are per unit of gated time.
-    Raises: ClockError where ``x`` is missing or gives NaN; ShapeError where it has another shape; ConfigError for unknown options.
+    Raises: ClockError where ``x`` is missing or gives NaN; ShapeError where it or the times have another shape; ConfigError for unknown
+        options; UnknownNameError for an unknown gate.
     Stability: increments are float32 or better and are summed in float64: after a million steps neighbours still differ exactly.
+    Training: leave the bias out of weight decay, which would pull it from the start that its gate wants. Rates and frequencies learned
+        beside the clock are on a log scale (see :class:`Parameter`): no weight decay either, and a lower learning rate for frequencies.
     Source: Gu and Dao (Mamba), 2312.00752; Lin et al. (Forgetting Transformer), 2503.02130.
 
     >>> clock = Cumulative(16).bind(heads=2, blocks=1)
@@ -55,6 +64,7 @@ class Cumulative(Clock):
         rank: int | None = None,
         powers: bool = False,
         base: Clock | None = None,
+        lower_bound: float = 0.0,
         seed: int = 0,
     ):
         super().__init__()
@@ -64,7 +74,13 @@ class Cumulative(Clock):
         if powers and per != "block":
             raise ConfigError("got powers=True with one time for all blocks; expected per='block', whose times are powers of one number")
         self.features, self.per, self.gate_name, self.rank, self.powers, self.seed = features, per, gate, rank, powers, seed
+        self.lower_bound = check_bound(lower_bound, gate)
+        for name, number in (("features", features), ("rank", 1 if rank is None else rank)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ConfigError(f"got {name}={number!r}; expected a whole number of at least 1")
         self.base = Index() if base is None else base
+        if not isinstance(self.base, Clock) or self.base.width > 1 or self.base.sums:
+            raise ConfigError(f"got base={base!r}; expected a clock that reads one given time per token, such as Timestamps('ns')")
         self.unit, self.signed, self.heads, self.blocks = self.base.unit, self.gate.signed, 0, 0
         self.weight: nn.ParameterList | None = None
         self.bias: nn.Parameter | None = None
@@ -105,8 +121,8 @@ class Cumulative(Clock):
             self.bias.copy_(start_bias(self.gate, self.outputs, self.seed))
 
     def spec(self) -> dict[str, Any]:
-        usual = {"per": "head", "gate": "softplus", "rank": None, "powers": False, "seed": 0}
-        given = {"per": self.per, "gate": self.gate_name, "rank": self.rank, "powers": self.powers, "seed": self.seed}
+        usual = {"per": "head", "gate": "softplus", "rank": None, "powers": False, "lower_bound": 0.0, "seed": 0}
+        given = {name: getattr(self, "gate_name" if name == "gate" else name) for name in usual}
         base = self.base.spec()
         return (
             {"name": "cumulative", "features": self.features}
@@ -114,8 +130,8 @@ class Cumulative(Clock):
             | ({} if base == {"name": "index"} else {"base": base})
         )
 
-    def increments(self, x: Tensor) -> Tensor:
-        """The gate's value at each token, (B, H, T, blocks), float32 or better."""
+    def project(self, x: Tensor) -> Tensor:
+        """x W + b, (B, T, outputs), float32 or better."""
         if self.weight is None or self.bias is None:
             raise ConfigError("got a learned clock without weights; expected an encoding to take it, or clock.bind(heads=, blocks=)")
         if x.ndim != 3 or x.shape[-1] != self.features:
@@ -123,7 +139,13 @@ class Cumulative(Clock):
         z = x.to(torch.promote_types(x.dtype, torch.float32))
         for matrix in self.weight:
             z = z @ matrix.to(z.dtype)
-        steps = self.gate.increments(z + self.bias.to(z.dtype)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return z + self.bias.to(z.dtype)
+
+    def increments(self, x: Tensor) -> Tensor:
+        """The gate's value at each token, (B, H, T, blocks), float32 or better."""
+        z = self.project(x)
+        steps = bounded(z, self.lower_bound) if self.lower_bound else self.gate.increments(z)
+        steps = steps.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         if self.powers:
             steps = steps ** torch.arange(1, self.blocks + 1, device=steps.device)
         return steps
@@ -137,28 +159,73 @@ class Cumulative(Clock):
         documents: Tensor | None = None,
         mask: Tensor | None = None,
         x: Tensor | None = None,
+        since: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
         if x is None:
             raise ClockError(f"got no activations for a learned clock; expected x= of shape (batch, time, {self.features})")
-        steps = self.increments(x)
+        if mask is not None:  # padding may hold anything, and no gradient passes it
+            x = x.masked_fill(~mask[..., None], 0.0)
+        steps, last = self.increments(x), None
         if times is not None:
-            ticks = self.base(times, documents=documents, mask=mask, device=device).ticks
-            steps = steps * with_heads(ticks.diff(dim=-1, prepend=ticks[..., :1]))[..., None]
+            elapsed, last = self._elapsed(times, tuple(steps.shape[:3]), documents, mask, since, device)
+            steps = steps * elapsed[..., None]
         if mask is not None:  # padding stops the clock
             steps = steps.masked_fill(~mask[:, None, :, None], 0.0)
-        ticks = steps.double().cumsum(2)
+        ticks = running_sum(steps)
         if not torch.compiler.is_compiling() and not bool(torch.isfinite(ticks.detach()[:, :, -1:]).all()):
-            raise ClockError("got NaN or infinite increments from a learned clock; expected finite activations and weights")
+            row, _, token, _ = (~torch.isfinite(ticks.detach())).nonzero()[0].tolist()
+            raise ClockError(
+                f"got NaN or infinite increments from a learned clock at token {token} (row {row}); "
+                "expected finite activations and weights: mask such tokens"
+            )
         ticks = ticks[..., 0] if self.width == 1 else ticks
         if origin is None:
-            origin = torch.zeros_like(ticks[:, :, :1].detach())
-        return Reading(ticks - origin, origin)
+            return Reading(ticks, ticks.new_zeros(*ticks.shape[:2], 1, *ticks.shape[3:]), last)
+        return Reading(ticks - origin, origin, last)
 
-    def continued(self, reading: Reading, given: bool) -> Tensor:
+    def _elapsed(
+        self, times: Any, shape: tuple[int, ...], documents: Tensor | None, mask: Tensor | None, since: Tensor | None,
+        device: torch.device | None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Time since the real token before, (B|1, H|1, T), 0 at the very first one, and the last time given."""
+        read = partial(self.base, times, documents=documents, mask=mask, since=since, device=device)
+        if since is None:
+            fresh, reading = torch.ones(1, 1, 1, dtype=torch.bool, device=device), read()
+        else:  # times less the one before them, subtracted exactly by the base
+            fresh = with_heads(nothing_before(since))
+            start = torch.where(fresh, with_heads(read().origin), with_heads(since)) if bool(fresh.any()) else since  # type: ignore[arg-type]
+            reading = read(origin=start)
+        ticks = with_heads(reading.ticks)
+        if ticks.shape[-1] != shape[2] or any(n not in (1, m) and m > 1 for n, m in zip(ticks.shape, shape, strict=False)):
+            raise ShapeError(
+                f"got times of shape {tuple(ticks.shape)} for activations of {shape[0]} rows and {shape[2]} tokens on a learned clock of "
+                f"{shape[1]} heads; expected ({shape[2]},), {shape[0], shape[2]} or {shape}"
+            )
+        first = ticks[..., :1] if mask is None else first_real(ticks, mask)
+        before = torch.where(fresh, first, 0.0) if first.numel() else first
+        return (ticks if mask is None else carried(ticks, before, mask)).diff(dim=-1, prepend=before), reading.last
+
+    def continued(self, reading: Reading, given: bool) -> Tensor | None:
         """The origin with which the next piece is read: minus the last tick, so that its sum goes on from there."""
-        return -reading.ticks[:, :, -1:]
+        return -reading.ticks[:, :, -1:] if reading.ticks.shape[2] else reading.origin
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Cumulative":
         super()._apply(keeping_dtype(fn), recurse)
         return self
+
+
+RUN = 64
+"""Tokens summed one after another before the sums of such runs are: a sum along a whole sequence leaves the cache at every token."""
+
+
+def running_sum(steps: Tensor) -> Tensor:
+    """The sums of the steps (B, H, T, blocks) up to each token, in float64; each is at least the one before where steps are >= 0."""
+    steps = steps.to(torch.float64, memory_format=torch.contiguous_format)
+    runs = steps.shape[2] // RUN
+    if torch.compiler.is_compiling() or runs < 4:
+        return steps.cumsum(2)
+    inside, rest = steps[:, :, : runs * RUN].unflatten(2, (runs, RUN)).cumsum(3), steps[:, :, runs * RUN :]
+    before = F.pad(inside[:, :, :, -1].cumsum(2), (0, 0, 1, 0))
+    ticks = (inside + before[:, :, :-1, None]).flatten(2, 3)
+    return torch.cat([ticks, before[:, :, -1:] + rest.cumsum(2)], 2) if rest.shape[2] else ticks

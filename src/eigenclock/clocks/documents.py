@@ -35,10 +35,11 @@ class Documents(Clock):
         documents: Tensor | None = None,
         mask: Tensor | None = None,
         x: Tensor | None = None,
+        since: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
         if times is not None:
-            return Index()(times, origin=origin, mask=mask, device=device)
+            return Index()(times, origin=origin, mask=mask, since=since, device=device)
         if documents is None:
             raise ClockError(
                 "got no documents; the Documents clock restarts at each one: pass documents=ids of shape (T,) or (B, T), or use Index()"
@@ -46,4 +47,4 @@ class Documents(Clock):
         index = torch.arange(documents.shape[-1], device=documents.device).expand(documents.shape)
         starts = torch.ones_like(documents, dtype=torch.bool)
         starts[..., 1:] = documents[..., 1:] != documents[..., :-1]
-        return exact_difference(index - (index * starts).cummax(-1).values, origin)
+        return exact_difference(index - (index * starts).cummax(-1).values, origin)._replace(last=None)

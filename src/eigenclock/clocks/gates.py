@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from eigenclock.errors import ConfigError
 from eigenclock.theory.numbers import exact
 
 Start = Callable[[int, Any], np.ndarray]  # how many, and a numpy random generator
@@ -57,6 +58,25 @@ GATES: dict[str, Gate] = {
     # Lahoti et al. (Mamba-3), 2603.15569: phases of at most half a turn per step
     "half_turn": Gate("pi tanh(z), of either sign", lambda z: math.pi * torch.tanh(z), _constant(0.0), signed=True),
 }
+
+
+def bounded(z: Float[Tensor, "*batch n"], bound: float) -> Float[Tensor, "*batch n"]:
+    """-log f for the forget gate f = bound + (1 - bound) sigmoid(z), bound above 0.
+
+    Stability: the logarithm is that of f below z = 0, and above of 1 minus what is lost, so both ends keep their digits: -log bound, and
+    the (1 - bound) e^-z of a gate that is almost open.
+    """
+    lost = (1 - bound) * torch.sigmoid(-z)
+    return torch.where(z > 0, -torch.log1p(-lost), -torch.log(bound + (1 - bound) * torch.sigmoid(z)))
+
+
+def check_bound(bound: float, gate: str) -> float:
+    """Refuse a lower bound outside [0, 1), or with a gate that it does not belong to."""
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 <= bound < 1:
+        raise ConfigError(f"got lower_bound={bound!r}; expected the smallest forget gate, a number from 0 to below 1")
+    if bound and gate != "forget":
+        raise ConfigError(f"got lower_bound={bound:g} with the gate {gate!r}; expected gate='forget', whose sigmoid it bounds")
+    return float(bound)
 
 
 def start_bias(gate: Gate, n: int, seed: int) -> Tensor:

@@ -39,13 +39,15 @@ class Index(Clock):
         documents: Tensor | None = None,
         mask: Tensor | None = None,
         x: Tensor | None = None,
+        since: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
         if times is not None:
-            return exact_difference(torch.as_tensor(times, device=device), origin, mask)
+            return exact_difference(torch.as_tensor(times, device=device), origin, mask, since)
         if mask is not None:
             count = mask.long().cumsum(-1) - 1
-            return exact_difference(count if origin is not None else count.clamp_min(0), origin)
+            # From 0 at the first real token: padding before it stands at -1, so that a piece of padding alone counts nothing.
+            return exact_difference(count, torch.zeros_like(count[..., :1]) if origin is None else origin)._replace(last=None)
         if length is None:
             raise ShapeError("got neither times nor a length; the index clock needs one of them")
-        return exact_difference(torch.arange(length, device=device), origin)
+        return exact_difference(torch.arange(length, device=device), origin)._replace(last=None)

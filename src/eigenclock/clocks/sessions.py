@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from eigenclock.clocks.calendar import ERA, FAR, YEARS, Calendar, new_year, read_date
-from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_times
+from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_times, last_given
 from eigenclock.clocks.units import seconds
 from eigenclock.errors import ClockError, ConfigError
 
@@ -99,6 +99,7 @@ class Sessions(Clock):
         documents: Tensor | None = None,
         mask: Tensor | None = None,
         x: Tensor | None = None,
+        since: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
         if times is None:
@@ -107,7 +108,7 @@ class Sessions(Clock):
             times = self._from_datetime64(times)
         stamps, first = exact_times(torch.as_tensor(times, device=device), origin, mask)
         if not stamps.numel():
-            return Reading(stamps.double(), first)
+            return Reading(stamps.double(), first, last_given(stamps, mask, since))
         (now, part), (start, start_part) = self._split(stamps), self._split(first)
         low, high = (int(end) for end in torch.aminmax(torch.cat([now.flatten(), start.flatten()])))
         table = self._intervals(low, high, stamps.device)
@@ -116,7 +117,7 @@ class Sessions(Clock):
         ticks = self._in_per(open_now - open_start, open_part - open_start_part)
         if self.closed:
             ticks = self.closed * self._in_per(now - start, part - start_part) + (1 - self.closed) * ticks
-        return Reading(ticks, first)
+        return Reading(ticks, first, last_given(stamps, mask, since))
 
     def _from_datetime64(self, times: np.ndarray) -> Tensor:
         """Stamps as counts of the clock's unit, so that queries and keys may come in different resolutions."""

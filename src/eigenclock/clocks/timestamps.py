@@ -52,6 +52,7 @@ class Timestamps(Clock):
         documents: Tensor | None = None,
         mask: Tensor | None = None,
         x: Tensor | None = None,
+        since: Tensor | None = None,
         device: torch.device | None = None,
     ) -> Reading:
         if times is None:
@@ -59,8 +60,8 @@ class Timestamps(Clock):
         ratio = seconds(self.stamp_unit) / seconds(self.per)
         if isinstance(times, np.ndarray) and times.dtype.kind == "M":
             times, ratio = _from_datetime64(times, self.per)
-        reading = exact_difference(torch.as_tensor(times, device=device), origin, mask)
-        return Reading(reading.ticks * float(ratio.numerator) / float(ratio.denominator), reading.origin)
+        reading = exact_difference(torch.as_tensor(times, device=device), origin, mask, since)
+        return reading._replace(ticks=reading.ticks * float(ratio.numerator) / float(ratio.denominator))
 
 
 def _from_datetime64(times: np.ndarray, per: str) -> tuple[Tensor, Fraction]:

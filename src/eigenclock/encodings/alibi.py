@@ -1,14 +1,14 @@
 """ALiBi: a linear penalty on the lag, the nilpotent block of order 2 lifted on constants."""
 
-from typing import Any, cast
+from typing import Any
 
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.decay_bias import no_content
 from eigenclock.encodings.parameter import Parameter, as_numbers
-from eigenclock.encodings.rates import Numbers, fit_rows, read_learn
+from eigenclock.encodings.rates import Numbers, fit_rows, read_learn, scheduled
 from eigenclock.errors import GrowthError
-from eigenclock.schedules import Schedule, alibi_slopes
+from eigenclock.schedules import alibi_slopes
 from eigenclock.theory import Lift, linear_bias
 
 
@@ -36,7 +36,7 @@ def alibi(
     """
     chosen = read_learn(learn, ("slope",))
     schedule = alibi_slopes() if slopes is None else slopes
-    values = cast(Schedule, schedule)(heads).values if callable(schedule) else as_numbers(schedule, "slopes")
+    values = scheduled(schedule, heads, "slopes") if callable(schedule) else as_numbers(schedule, "slopes")
     if bool((values < 0).any()):
         raise GrowthError(
             f"got a slope of {float(values.min()):g}; expected slopes >= 0: the bias is -slope * (t - s), a negative slope rewards distance"

@@ -2,14 +2,18 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from eigenclock.clocks import Clock, Cumulative
+from eigenclock.encodings.fits import agree, check_equal_tokens, check_not_alone, check_read_in, check_sizes, check_widths
+from eigenclock.encodings.outside import Outside
 from eigenclock.encodings.parameter import Parameter, plain
 from eigenclock.encodings.rates import clock_or_index
+from eigenclock.encodings.weights import Weights
 from eigenclock.errors import AxiomError, ConfigError, ShapeError, UnsupportedError
 from eigenclock.theory import DirectSum, Generator, JordanForm, Lift, Product, Split, Zero
 
@@ -44,6 +48,15 @@ class Encoding(nn.Module):
         """The constants beside the content, each with its own generator: additive biases on the logit."""
         return ()
 
+    def outside(self, device: torch.device | None = None) -> tuple[Outside, ...]:
+        """What no generator gives: biases and vectors that break an axiom of the group. Empty for its members."""
+        return ()
+
+    @property
+    def breaks(self) -> str:
+        """The axioms of the group that do not hold, in words ("continuity", "translation invariance", ..); empty for its members."""
+        return " and ".join(dict.fromkeys(name for part in self.outside() for name in part.breaks))
+
     @property
     def width(self) -> int:
         """Channels the generator acts on: those of a head, or more where :meth:`read_in` makes more of them."""
@@ -57,13 +70,34 @@ class Encoding(nn.Module):
         return q, k
 
     @property
+    def length_dependent(self) -> bool:
+        """Whether its frequencies are chosen by the length of the sequence (dynamic NTK, LongRoPE): keys turned for one length then do not
+        match queries turned for another."""
+        return False
+
+    @property
+    def reads_in(self) -> str:
+        """What :meth:`read_in` makes of q and k, in words, so that A(0) is not the identity; empty where it is."""
+        return ""
+
+    @property
+    def weighs(self) -> str:
+        """What weights its tokens have in linear attention, in words; empty where each weighs 1."""
+        return ""
+
+    def weights(self, x: Tensor | None, steps: Tensor) -> Weights | None:
+        """What tokens weigh in linear attention, from activations and from how far the clock moved at each token, (B|1, G|1, T) or with
+        a last axis of several times; None where each weighs 1. Softmax has no such weights."""
+        return None
+
+    @property
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """Plain data from which the encoding can be built again (start values, not learned ones)."""
 
     @property
     def form(self) -> JordanForm:
-        """The Jordan form of content and lifts together, for example 32R + 1Z2."""
+        """The Jordan form of content and lifts together, for example 32R + 1Z2; what is :meth:`outside` the group has none."""
         form = self.generator().form
         for lift in self.lifts():
             form = form + lift.generator.form
@@ -72,9 +106,10 @@ class Encoding(nn.Module):
     @property
     def acts_on(self) -> str:
         """ "score" where the inner product is changed (a gain), "weight" where a bias is added to the logit, "both" or "nothing"."""
-        content = self.generator().form
-        score = content.kinds != {"Z"} or content.order > 1
-        return {(True, True): "both", (True, False): "score", (False, True): "weight", (False, False): "nothing"}[score, bool(self.lifts())]
+        content, outside = self.generator().form, self.outside()
+        score = content.kinds != {"Z"} or content.order > 1 or any(part.query_vectors is not None for part in outside)
+        weight = bool(self.lifts()) or any(part.bias is not None for part in outside)
+        return {(True, True): "both", (True, False): "score", (False, True): "weight", (False, False): "nothing"}[score, weight]
 
     def reset_parameters(self) -> None:
         """Put every learned number back to its start value."""
@@ -94,7 +129,9 @@ class Encoding(nn.Module):
         return to_text(self.spec)
 
     def __repr__(self) -> str:
-        return f"{self!s}  # {self.form}, acts on {self.acts_on}"
+        more = [f", weighs {self.weighs}"] if self.weighs else []
+        more += [f", and outside the group: breaks {self.breaks}"] if self.breaks else []
+        return f"{self!s}  # {self.form}, acts on {self.acts_on}" + "".join(more)
 
 
 class Recipe(Encoding):
@@ -112,19 +149,23 @@ class Recipe(Encoding):
         content: Callable[[Values, "Recipe"], Generator],
         lift: Callable[[Values, "Recipe"], tuple[Lift, ...]] | None = None,
         usual_clock: Clock | None = None,
+        weigh: Callable[[Values, "Recipe", Tensor, Tensor], Weights] | None = None,
+        weighs: str = "",
+        outside: Callable[[Values, "Recipe"], tuple[Outside, ...]] | None = None,
     ):
-        """``usual_clock`` is the one a recipe makes where none is given; specs leave it out."""
+        """``usual_clock`` is the one a recipe makes where none is given; specs leave it out. ``weigh`` gives the weights of tokens from
+        values, activations and steps of the clock, ``weighs`` says in words what they are."""
         super().__init__()
-        _check_sizes(head_dim, heads, kv_heads)
+        check_sizes(head_dim, heads, kv_heads)
         self.name, self.head_dim, self.heads, self.kv_heads = name, head_dim, heads, kv_heads
         self.usual_clock = {"name": "index"} if usual_clock is None else usual_clock.spec()
         self.clock = clock_or_index(usual_clock if clock is None else clock)
         given = {key: value for key, value in options.items() if value is not None}
         self.options = {key: value if callable(value) else plain(value) for key, value in given.items()}
         self.values = nn.ModuleDict(parameters)
-        self._content, self._lift = content, lift
+        self._content, self._lift, self._weigh, self._weighs, self._outside = content, lift, weigh, weighs, outside
         if isinstance(self.clock, Cumulative):
-            rows = heads if lift is not None or kv_heads is None else kv_heads
+            rows = heads if lift is not None or outside is not None or kv_heads is None else kv_heads
             self.clock.bind(rows, _blocks(self.generator().split()))
 
     def _current(self, device: torch.device | None) -> Values:
@@ -135,6 +176,20 @@ class Recipe(Encoding):
 
     def lifts(self, device: torch.device | None = None) -> tuple[Lift, ...]:
         return self._lift(self._current(device), self) if self._lift else ()
+
+    def outside(self, device: torch.device | None = None) -> tuple[Outside, ...]:
+        return self._outside(self._current(device), self) if self._outside else ()
+
+    @property
+    def length_dependent(self) -> bool:
+        return any(getattr(option, "length_dependent", False) for option in self.options.values())
+
+    @property
+    def weighs(self) -> str:
+        return self._weighs
+
+    def weights(self, x: Tensor | None, steps: Tensor) -> Weights | None:
+        return None if self._weigh is None or x is None else self._weigh(self._current(steps.device), self, x, steps)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -162,9 +217,11 @@ class _Pair(Encoding):
 
     def __init__(self, left: Encoding, right: Encoding):
         super().__init__()
+        check_equal_tokens(left, right)
+        check_not_alone(left, right)
         self.left, self.right = left, right
-        self.heads = _agree(left.heads, right.heads, "heads", 1) or 1
-        self.kv_heads = _agree(left.kv_heads, right.kv_heads, "kv_heads", None)
+        self.heads = agree(left.heads, right.heads, "heads", 1) or 1
+        self.kv_heads = agree(left.kv_heads, right.kv_heads, "kv_heads", None)
         specs = [left.clock.spec(), right.clock.spec()]
         plain_index = {"name": "index"}
         if specs[0] != specs[1] and plain_index not in specs:
@@ -174,8 +231,19 @@ class _Pair(Encoding):
             raise UnsupportedError("got a two-sided and a one-sided encoding; apply two_sided() to the whole sum or product instead")
         self.sides = left.sides
 
+    @property
+    def length_dependent(self) -> bool:
+        return self.left.length_dependent or self.right.length_dependent
+
     def lifts(self, device: torch.device | None = None) -> tuple[Lift, ...]:
         return (*self.left.lifts(device), *self.right.lifts(device))
+
+    def outside(self, device: torch.device | None = None) -> tuple[Outside, ...]:
+        return (*self.left.outside(device), *self.right.outside(device))
+
+    @property
+    def reads_in(self) -> str:
+        return "; ".join(part.reads_in for part in (self.left, self.right) if part.reads_in)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -193,6 +261,10 @@ class Sum(_Pair):
 
     def generator(self, device: torch.device | None = None) -> Generator:
         return DirectSum((self.left.generator(device), self.right.generator(device)))
+
+    def outside(self, device: torch.device | None = None) -> tuple[Outside, ...]:
+        moved = (replace(part, start=part.start + self.left.head_dim) for part in self.right.outside(device))
+        return (*self.left.outside(device), *moved)
 
     @property
     def width(self) -> int:
@@ -219,6 +291,9 @@ class Times(_Pair):
                 f"got a product of head_dim {left.head_dim} and {right.head_dim}; expected equal widths ('+' puts encodings side by side)"
             )
         self.head_dim = left.head_dim
+        for one, other in ((left, right), (right, left)):
+            check_widths(one, other)
+            check_read_in(one, other)
         try:
             self.generator()  # refuses here, not in the first call, what does not commute
         except AxiomError as error:
@@ -245,6 +320,12 @@ class TwoSided(Encoding):
 
     def __init__(self, inner: Encoding):
         super().__init__()
+        check_equal_tokens(inner)
+        if inner.breaks:
+            raise UnsupportedError(
+                f"got two_sided({inner}), which breaks {inner.breaks} and has no mirrored law; expected an encoding in the group, or one "
+                "that sees both directions by itself: kerple_log, fire, t5_bias(bidirectional=True)"
+            )
         if inner.sides == 2:
             raise ConfigError("got two_sided(two_sided(...)); expected it once")
         self.inner, self.head_dim, self.heads, self.kv_heads, self.clock = inner, inner.head_dim, inner.heads, inner.kv_heads, inner.clock
@@ -259,23 +340,17 @@ class TwoSided(Encoding):
     def width(self) -> int:
         return self.inner.width
 
+    @property
+    def reads_in(self) -> str:
+        return self.inner.reads_in
+
+    @property
+    def length_dependent(self) -> bool:
+        return self.inner.length_dependent
+
     def read_in(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.inner.read_in(q, k)
 
     @property
     def spec(self) -> dict[str, Any]:
         return {"name": "two_sided", "encoding": self.inner.spec}
-
-
-def _agree(a: int | None, b: int | None, what: str, neutral: int | None) -> int | None:
-    if a != b and neutral not in (a, b):
-        raise ShapeError(f"got {what} {a} and {b}; expected the same number on both sides")
-    return b if a == neutral else a
-
-
-def _check_sizes(head_dim: int, heads: int, kv_heads: int | None) -> None:
-    for name, value in (("head_dim", head_dim), ("heads", heads), ("kv_heads", kv_heads if kv_heads is not None else 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ShapeError(f"got {name}={value!r}; expected a whole number of at least 1")
-    if kv_heads is not None and heads % kv_heads:
-        raise ShapeError(f"got heads={heads} and kv_heads={kv_heads}; expected heads to be a multiple of kv_heads")

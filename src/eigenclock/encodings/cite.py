@@ -64,10 +64,23 @@ ENCODING_SOURCES: dict[str, Source] = {
     "fox": Source(("2503.02130", "2108.12409")),
     "wall": Source(("2312.06635",)),  # Wall attention itself (Tilde Research, 2026) has no paper
     "gla": Source(("2312.06635",)),
+    "hgrn2": Source(("2404.07904", "2311.04823")),
+    "lightning": Source(("2307.14995", "2401.04658"), schedules=(("lightning", ()),)),
+    "minimax": Source(("2501.08313", "2401.04658"), schedules=(("minimax", ()),)),
+    "mamba1": Source(("2312.00752",)),
     "mamba2": Source(("2405.21060",)),
+    "mamba3": Source(("2603.15569",)),
+    "rwkv6": Source(("2404.05892",)),
     "selective_rope": Source(("2511.17388",), schedules=_GEOMETRIC),
     "carope": Source(("2507.23083",)),
     "grape_ctx": Source(("2512.07805",), schedules=_GEOMETRIC),
+    "pope": Source(("2509.10534",), schedules=_GEOMETRIC),
+    "t5_bias": Source(("1910.10683",)),
+    "kerple_log": Source(("2205.09921",)),
+    "fire": Source(("2310.04418",)),
+    "cope": Source(("2405.18719",)),
+    "learned_absolute": Source(("1810.04805",)),
+    "sinusoidal": Source(("1706.03762",), schedules=_GEOMETRIC),
 }
 
 SCHEDULE_SOURCES: dict[str, Source] = {
@@ -76,8 +89,19 @@ SCHEDULE_SOURCES: dict[str, Source] = {
     "half_lives": Source(note="half-lives spread geometrically between two times"),
     "retnet": Source(("2307.08621",)),
     "retnet_angles": Source(("2307.08621",)),
+    "lightning": Source(("2307.14995",)),
+    "minimax": Source(("2501.08313",)),
     "xpos": Source(("2212.10554",)),
     "proportional": Source(("2410.06205",)),
+    "linear": Source(("2306.15595",)),
+    "ntk": Source(("2309.00071",)),
+    "dynamic": Source(("2309.00071",)),
+    "ntk_by_parts": Source(("2309.00071",)),
+    "yarn": Source(("2309.00071",)),
+    "longrope": Source(("2402.13753",)),
+    "llama3": Source(("2407.21783",)),
+    "resonance": Source(("2403.00071",)),
+    "drope": Source(("2512.12167",)),
 }
 
 CLOCK_SOURCES: dict[str, Source] = {
@@ -86,6 +110,7 @@ CLOCK_SOURCES: dict[str, Source] = {
     "documents": Source(note="the count of tokens, restarted in every document"),
     "axes": Source(("2502.02562",)),
     "cumulative": Source(("2312.00752", "2503.02130")),
+    "selective": Source(("2603.15569",)),
     "column": Source(note="a column of the data, read as time"),
     "sessions": Source(note="the time that is measured, less the hours that are closed"),
 }
@@ -210,8 +235,17 @@ def _visit(node: Any, used: _Used) -> None:
                 lookup(CLOCKS, chosen, "clock")
                 used.add("clock", chosen, CLOCK_SOURCES)
             else:
-                lookup(SCHEDULES, chosen, "schedule")
-                used.add("schedule", chosen, SCHEDULE_SOURCES)
+                _visit_schedule(value, used)
+
+
+def _visit_schedule(node: dict[str, Any], used: _Used) -> None:
+    """Collects a schedule and the ones it changes."""
+    name = str(node.get("name"))
+    lookup(SCHEDULES, name, "schedule")
+    used.add("schedule", name, SCHEDULE_SOURCES)
+    for value in (*node.values(), *node.get("args", ())):
+        if isinstance(value, dict):
+            _visit_schedule(value, used)
 
 
 __all__ = [

@@ -6,7 +6,8 @@ from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter
 from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn, read_rates
-from eigenclock.encodings.rope import read_frequencies
+from eigenclock.encodings.rope import read_spectrum
+from eigenclock.encodings.rotary import Rotary
 from eigenclock.schedules import retnet_rates
 from eigenclock.theory import DampedRotation, Generator, Rotation
 
@@ -29,10 +30,10 @@ def damped_rope(
     In softmax the *logit* decays to 0, which is neutral; for recency multiply by :func:`alibi` or :func:`decay_bias`.
 
     Args:
-        theta, freq: as in :func:`rope`.
+        theta, freq: as in :func:`rope`, with the amplitude of a schedule.
         rate, half_life: one number, (pairs,) or (heads, pairs); half_life=(lo, hi) spreads over the pairs, the fastest pair first.
             Left out, the rates of RetNet: -ln(1 - 2^(-5-h)) in head h. A schedule such as ``xpos_rates()`` gives one rate per pair.
-        learn: any of "freq", "rate", trained on a log scale, per head and pair.
+        learn: any of "freq", "rate", trained on a log scale, per head and pair (out of weight decay: :class:`Parameter`).
     Units: rate and radians per unit of the clock.
     Raises: GrowthError where a rate is negative; ShapeError where head_dim is odd.
     Stability: exponents are taken around a reference time between key and query and never grow with the length.
@@ -44,17 +45,18 @@ def damped_rope(
     pairs = even(head_dim, "head_dim")
     chosen = read_learn(learn, ("freq", "rate"))
     rows = (kv_heads or heads, heads)
-    frequencies = read_frequencies(theta, freq, pairs, rows, "freq" in chosen)
+    spectrum = read_spectrum(theta, freq, pairs, rows, "freq" in chosen)
     rates = read_rates(rate, half_life, pairs, clock)
     if rates is None:
         rates = retnet_rates()(rows[0]).values[:, None].expand(-1, pairs)
     rates = fit_rows(rates, pairs, rows, "rate", "rate" in chosen)
-    Rotation(frequencies, pairing)  # refuses an unknown pairing here
+    Rotation(spectrum.values, pairing)  # refuses an unknown pairing here
     options: dict[str, Any] = {"theta": theta, "freq": freq, "rate": rate, "half_life": half_life, "learn": list(chosen) or None}
     if pairing != "interleaved":
         options["pairing"] = pairing
-    parameters = {"freq": Parameter(frequencies, "freq" in chosen), "rate": Parameter(rates, "rate" in chosen)}
-    return Recipe("damped_rope", head_dim, heads, kv_heads, clock, options, parameters, damped_pairs)
+    parameters = {"freq": Parameter(spectrum.values, "freq" in chosen), "rate": Parameter(rates, "rate" in chosen)}
+    sizes = ("damped_rope", head_dim, heads, kv_heads, clock)
+    return Rotary(*sizes, options, parameters, damped_pairs, amplitude=spectrum.attention_scale, turned=head_dim)
 
 
 def damped_pairs(values: Values, recipe: Recipe) -> Generator:

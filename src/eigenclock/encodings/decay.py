@@ -26,7 +26,7 @@ def decay(
 
     Args:
         rate, half_life: one number, (head_dim,) or (heads, head_dim); half_life=(lo, hi) spreads over the channels.
-        learn: "rate" to train the rates (on a log scale).
+        learn: "rate" to train the rates (on a log scale; out of weight decay: :class:`Parameter`).
     Units: rate per unit of the clock.
     Raises: GrowthError where a rate is negative; ConfigError where neither or both of rate and half_life are given.
     Stability: exp() is only ever taken of minus a lag's part, so it underflows and never overflows.

@@ -27,7 +27,7 @@ def decay_bias(
     Args:
         rate, half_life: one number or (heads,), or a schedule such as ``retnet_rates()``; half_life=(lo, hi) spreads geometrically over
             the heads.
-        learn: "rate" to train the rates (on a log scale).
+        learn: "rate" to train the rates (on a log scale; out of weight decay: :class:`Parameter`).
     Units: rate per unit of the clock.
     Raises: GrowthError where a rate is negative; ConfigError where neither or both of rate and half_life are given.
     Source: Press et al. (ALiBi), 2108.12409; Sun et al. (RetNet), 2307.08621 (slope = -ln gamma).

@@ -31,7 +31,7 @@ def mamba2(
         features: the width of x, head_dim * heads by default.
         rate: one number or (heads, 1); left out, uniform between 1 and 16 per head.
         seed: of the random rates.
-        learn: "rate" (default) to train the rates on a log scale, or ().
+        learn: "rate" (default) to train the rates on a log scale (out of weight decay: :class:`Parameter`), or ().
     Units: rate per unit of gated time.
     Raises: GrowthError where a rate is negative; ConfigError where the clock is not a learned one.
     Source: Dao and Gu (Mamba-2), 2405.21060, section 7.

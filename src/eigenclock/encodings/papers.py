@@ -29,6 +29,51 @@ class Paper:
 
 _ALL = (
     Paper(
+        "vaswani2017attention",
+        "Vaswani, Ashish and Shazeer, Noam and Parmar, Niki and Uszkoreit, Jakob and Jones, Llion and Gomez, Aidan N. and Kaiser, Lukasz "
+        "and Polosukhin, Illia",
+        "Attention Is All You Need",
+        2017,
+        "1706.03762",
+    ),
+    Paper(
+        "devlin2018bert",
+        "Devlin, Jacob and Chang, Ming-Wei and Lee, Kenton and Toutanova, Kristina",
+        "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+        2018,
+        "1810.04805",
+    ),
+    Paper(
+        "raffel2019t5",
+        "Raffel, Colin and Shazeer, Noam and Roberts, Adam and Lee, Katherine and Narang, Sharan and Matena, Michael and Zhou, Yanqi "
+        "and Li, Wei and Liu, Peter J.",
+        "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+        2019,
+        "1910.10683",
+    ),
+    Paper(
+        "li2023fire",
+        "Li, Shanda and You, Chong and Guruganesh, Guru and Ainslie, Joshua and Ontanon, Santiago and Zaheer, Manzil and Sanghai, Sumit "
+        "and Yang, Yiming and Kumar, Sanjiv and Bhojanapalli, Srinadh",
+        "Functional Interpolation for Relative Positions Improves Long Context Transformers",
+        2023,
+        "2310.04418",
+    ),
+    Paper(
+        "golovneva2024cope",
+        "Golovneva, Olga and Wang, Tianlu and Weston, Jason and Sukhbaatar, Sainbayar",
+        "Contextual Position Encoding: Learning to Count What's Important",
+        2024,
+        "2405.18719",
+    ),
+    Paper(
+        "gopalakrishnan2025pope",
+        r"Gopalakrishnan, Anand and Csord{\'a}s, R{\'o}bert and Schmidhuber, J{\"u}rgen and Mozer, Michael C.",
+        'Decoupling the "What" and "Where" With Polar Coordinate Positional Embeddings',
+        2025,
+        "2509.10534",
+    ),
+    Paper(
         "gu2023mamba",
         "Gu, Albert and Dao, Tri",
         "Mamba: Linear-Time Sequence Modeling with Selective State Spaces",
@@ -41,6 +86,20 @@ _ALL = (
         "Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space Duality",
         2024,
         "2405.21060",
+    ),
+    Paper(
+        "lahoti2026mamba3",
+        "Lahoti, Aakash and others",
+        "Mamba-3: Improved Sequence Modeling using State Space Principles",
+        2026,
+        "2603.15569",
+    ),
+    Paper(
+        "peng2024rwkv6",
+        "Peng, Bo and others",
+        "Eagle and Finch: RWKV with Matrix-Valued States and Dynamic Recurrence",
+        2024,
+        "2404.05892",
     ),
     Paper(
         "lin2025fox",
@@ -56,6 +115,29 @@ _ALL = (
         2025,
         "2511.17388",
     ),
+    Paper(
+        "qin2023hgrn",
+        "Qin, Zhen and Yang, Songlin and Zhong, Yiran",
+        "Hierarchically Gated Recurrent Neural Network for Sequence Modeling",
+        2023,
+        "2311.04823",
+    ),
+    Paper("qin2024hgrn2", "Qin, Zhen and others", "HGRN2: Gated Linear RNNs with State Expansion", 2024, "2404.07904"),
+    Paper(
+        "qin2023transnormer",
+        "Qin, Zhen and others",
+        "TransNormerLLM: A Faster and Better Large Language Model with Improved TransNormer",
+        2023,
+        "2307.14995",
+    ),
+    Paper(
+        "qin2024lightning",
+        "Qin, Zhen and Sun, Weigao and Li, Dong and Shen, Xuyang and Sun, Weixuan and Zhong, Yiran",
+        "Lightning Attention-2: A Free Lunch for Handling Unlimited Sequence Lengths in Large Language Models",
+        2024,
+        "2401.04658",
+    ),
+    Paper("li2025minimax", "Li, Aonian and others", "MiniMax-01: Scaling Foundation Models with Lightning Attention", 2025, "2501.08313"),
     Paper("veisi2025carope", "Veisi, Ali and others", "Context-aware Rotary Position Embedding", 2025, "2507.23083"),
     Paper(
         "dai2019transformerxl",
@@ -113,6 +195,43 @@ _ALL = (
         "The Impact of Positional Encoding on Length Generalization in Transformers",
         2023,
         "2305.19466",
+    ),
+    Paper(
+        "chen2023interpolation",
+        "Chen, Shouyuan and Wong, Sherman and Chen, Liangjian and Tian, Yuandong",
+        "Extending Context Window of Large Language Models via Positional Interpolation",
+        2023,
+        "2306.15595",
+    ),
+    Paper(
+        "peng2023yarn",
+        "Peng, Bowen and Quesnelle, Jeffrey and Fan, Honglu and Shippole, Enrico",
+        "YaRN: Efficient Context Window Extension of Large Language Models",
+        2023,
+        "2309.00071",
+    ),
+    Paper(
+        "ding2024longrope",
+        "Ding, Yiran and Zhang, Li Lyna and Zhang, Chengruidong and Xu, Yuanyuan and Shang, Ning and Xu, Jiahang and Yang, Fan "
+        "and Yang, Mao",
+        "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
+        2024,
+        "2402.13753",
+    ),
+    Paper(
+        "wang2024resonance",
+        "Wang, Suyuchen and Kobyzev, Ivan and Lu, Peng and Rezagholizadeh, Mehdi and Liu, Bang",
+        "Resonance RoPE: Improving Context Length Generalization of Large Language Models",
+        2024,
+        "2403.00071",
+    ),
+    Paper("grattafiori2024llama3", "Grattafiori, Aaron and others", "The Llama 3 Herd of Models", 2024, "2407.21783"),
+    Paper(
+        "gelberg2025drope",
+        "Gelberg, Yoav and Eguchi, Koshi and Akiba, Takuya and Cetin, Edoardo",
+        "Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings",
+        2025,
+        "2512.12167",
     ),
     Paper(
         "sun2023retnet",

@@ -21,7 +21,10 @@ class Parameter(nn.Module):
         positive: sign * exp(raw), sign fixed by the start value (steps are relative, and no step can cross 0)
         real:     raw
 
-    Frequencies get gradients proportional to the times they multiply: give them a learning rate some 10 times below the weights'.
+    Frequencies get gradients proportional to the times they multiply. An optimiser that divides by the gradient's size (Adam) still moves
+    a number on the log scale by at most about its learning rate, relative, whatever the length; but a frequency near 1 then turns by
+    rate * length radians, so give frequencies a learning rate some 10 times below the weights'. Leave learned numbers out of weight decay:
+    on the log scale it pulls each of them towards 1, not 0, and slow ones most.
 
     Raises: ConfigError where a learned positive number starts at 0.
     """
@@ -107,3 +110,26 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"got {value} in the options of an encoding; expected finite numbers")
     return value
+
+
+def within(x: Tensor, low: float = -math.inf, high: float = math.inf) -> Tensor:
+    """x clamped to an interval. At or beyond an edge the gradient that leads back inside passes, so that no number is stuck there.
+
+    >>> x = torch.tensor([-2.0, 0.5, 3.0], requires_grad=True)
+    >>> within(x, 0.0, 1.0).sum().backward()  # a step of descent goes down: into the interval from above, further out below
+    >>> x.grad
+    tensor([0., 1., 1.])
+    """
+    return _Within.apply(x, low, high)
+
+
+class _Within(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, low: float, high: float) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x <= low, x >= high)
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):  # type: ignore[override]
+        below, above = ctx.saved_tensors
+        return g.masked_fill((below & (g > 0)) | (above & (g < 0)), 0.0), None, None

@@ -39,7 +39,7 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | N
     if rate is not None and half_life is not None:
         raise ConfigError("got both rate and half_life; expected one of them (rate = ln 2 / half_life)")
     if rate is not None:
-        rates = cast(Schedule, rate)(columns).values if callable(rate) else as_numbers(rate, "rate")
+        rates = scheduled(rate, columns, "rate") if callable(rate) else as_numbers(rate, "rate")
         if bool((rates < 0).any()):
             raise GrowthError(
                 f"got a rate of {float(rates.min()):g}; expected rates >= 0 (exp(-rate * t)): a snippet's alpha <= 0 is minus this rate"
@@ -54,6 +54,20 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | N
         raise ConfigError(f"got a half-life of {float(lives.min()):g}; expected times above 0")
     rates = math.log(2) / lives
     return rates.reshape(1) if rates.ndim == 0 else rates
+
+
+def scheduled(schedule: Any, columns: int, what: str) -> Tensor:
+    """The values of a schedule where nothing can carry an amplitude.
+
+    Raises: ConfigError where the schedule asks for one.
+    """
+    spectrum = cast(Schedule, schedule)(columns)
+    if spectrum.attention_scale != 1:
+        raise ConfigError(
+            f"got {what}={schedule}, which puts an amplitude of {spectrum.attention_scale:.6g} on queries and keys; "
+            "expected it as freq= of rope or damped_rope, which carry it, or a schedule without one"
+        )
+    return spectrum.values
 
 
 def durations(value: Any, clock: Clock | None) -> Any:
@@ -108,4 +122,4 @@ def even(width: int, what: str) -> int:
     return width // 2
 
 
-__all__ = ["Numbers", "clock_or_index", "durations", "even", "fit_rows", "read_learn", "read_rates"]
+__all__ = ["Numbers", "clock_or_index", "durations", "even", "fit_rows", "read_learn", "read_rates", "scheduled"]

@@ -33,7 +33,7 @@ def retnet(
     Args:
         theta: the base of the angles (10000).
         pairing: "interleaved" (2i, 2i + 1), as the authors' code, or "half" (i, i + n).
-        learn: any of "freq", "rate", trained on a log scale, per head and pair.
+        learn: any of "freq", "rate", trained on a log scale, per head and pair (out of weight decay: :class:`Parameter`).
     Units: rate and radians per unit of the clock.
     Raises: ShapeError where head_dim is odd.
     Source: Sun et al. (RetNet), 2307.08621.

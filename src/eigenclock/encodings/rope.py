@@ -1,13 +1,15 @@
 """RoPE: each pair of channels turns with time."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter, as_numbers
-from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn
+from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn, scheduled
+from eigenclock.encodings.rotary import Rotary
 from eigenclock.errors import ConfigError, ShapeError
-from eigenclock.schedules import Schedule, geometric
+from eigenclock.schedules import Schedule, Spectrum, geometric
 from eigenclock.theory import DirectSum, Generator, Rotation, Zero
 
 
@@ -29,9 +31,10 @@ def rope(
 
     Args:
         theta: the base (10000), or one per head.
-        freq: explicit frequencies (pairs,) or (heads, pairs), or a schedule, in place of theta.
+        freq: explicit frequencies (pairs,) or (heads, pairs), or a schedule, in place of theta. The amplitude of a schedule (YaRN,
+            LongRoPE) multiplies the channels that turn, of queries and of keys.
         pairing: "interleaved" (2i, 2i + 1) as in the paper, or "half" (i, i + n) as in GPT-NeoX and Hugging Face.
-        learn: "freq" to train the frequencies (on a log scale).
+        learn: "freq" to train the frequencies (on a log scale; out of weight decay, and slower than weights: :class:`Parameter`).
     Units: radians per unit of the clock.
     Raises: ShapeError where the rotary width is odd; ConfigError where theta and freq are both given.
     Source: Su et al. (RoFormer), 2104.09864.
@@ -40,7 +43,9 @@ def rope(
     rope(head_dim=64, heads=1, theta=500000)
     >>> rope(64, rotary_dim=16).form
     JordanForm('8R + 48Z')
-    >>> from eigenclock.schedules import proportional
+    >>> from eigenclock.schedules import proportional, yarn
+    >>> rope(128, freq=yarn(4.0, original_length=32768, theta=1e6))  # doctest: +ELLIPSIS
+    rope(head_dim=128, ...)  # 64R, acts on score, amplitude 1.13863 on q and k
     >>> print(rope(64, freq=proportional(0.25)))  # p-RoPE: the 8 highest of all 32 frequencies, which rotary_dim=16 would not give
     rope(head_dim=64, heads=1, freq=proportional(share=0.25, theta=10000.0))
     """
@@ -50,30 +55,41 @@ def rope(
         raise ShapeError(f"got rotary_dim={width} for head_dim={head_dim}; expected at most the head")
     chosen = read_learn(learn, ("freq",))
     rows = (kv_heads or heads, heads)
-    frequencies = read_frequencies(theta, freq, pairs, rows, "freq" in chosen)
+    spectrum = read_spectrum(theta, freq, pairs, rows, "freq" in chosen)
     options: dict[str, Any] = {"theta": theta, "freq": freq, "rotary_dim": rotary_dim, "learn": list(chosen) or None}
     if pairing != "interleaved":
         options["pairing"] = pairing
-    Rotation(frequencies, pairing)  # refuses an unknown pairing here
-    parameters = {"freq": Parameter(frequencies, "freq" in chosen)}
-    return Recipe("rope", head_dim, heads, kv_heads, clock, options, parameters, _content)
+    Rotation(spectrum.values, pairing)  # refuses an unknown pairing here
+    parameters = {"freq": Parameter(spectrum.values, "freq" in chosen)}
+    amplitude = spectrum.attention_scale
+    return Rotary("rope", head_dim, heads, kv_heads, clock, options, parameters, _content, amplitude=amplitude, turned=width)
 
 
 def read_frequencies(theta: Numbers, freq: Numbers, pairs: int, rows: tuple[int, ...], expand: bool) -> Any:
-    """Frequencies from a base, explicit numbers or a schedule, (pairs,) or (heads, pairs)."""
+    """Frequencies from a base, explicit numbers or a schedule, (pairs,) or (heads, pairs), for an encoding that has no amplitude.
+
+    Raises: ConfigError where the schedule asks for one.
+    """
+    if callable(freq):
+        scheduled(freq, pairs, "freq")
+    return read_spectrum(theta, freq, pairs, rows, expand).values
+
+
+def read_spectrum(theta: Numbers, freq: Numbers, pairs: int, rows: tuple[int, ...], expand: bool) -> Spectrum:
+    """Frequencies from a base, explicit numbers or a schedule, (pairs,) or (heads, pairs), with the amplitude of the schedule."""
     if theta is not None and freq is not None:
         raise ConfigError("got both theta and freq; expected one of them (freq_i = theta^(-i/pairs))")
     if callable(freq):
-        schedule = cast(Schedule, freq)
-        return fit_rows(schedule(pairs).values, pairs, rows, "freq", expand)
+        spectrum = cast(Schedule, freq)(pairs)
+        return replace(spectrum, values=fit_rows(spectrum.values, pairs, rows, "freq", expand))
     if freq is not None:
         numbers = as_numbers(freq, "freq")
-        return fit_rows(numbers.reshape(1) if numbers.ndim == 0 else numbers, pairs, rows, "freq", expand)
+        return Spectrum(fit_rows(numbers.reshape(1) if numbers.ndim == 0 else numbers, pairs, rows, "freq", expand))
     base = as_numbers(10000.0 if theta is None else theta, "theta")
     if base.ndim == 1 and base.numel() not in rows:
         raise ShapeError(f"got {base.numel()} values of theta; expected one, or one per head ({rows[0]})")
     chosen = geometric(float(base)) if base.ndim == 0 else geometric(tuple(base.flatten().tolist()))
-    return fit_rows(chosen(pairs).values, pairs, rows, "theta", expand)
+    return Spectrum(fit_rows(chosen(pairs).values, pairs, rows, "theta", expand))
 
 
 def _content(values: Values, recipe: Recipe) -> Generator:

@@ -9,6 +9,7 @@ from typing import Any
 
 from eigenclock.clocks import CLOCKS
 from eigenclock.encodings.base import Encoding
+from eigenclock.encodings.parameter import plain
 from eigenclock.errors import ConfigError, EigenclockError
 from eigenclock.registry import lookup, nearest
 from eigenclock.schedules import SCHEDULES
@@ -176,7 +177,8 @@ def schedule_spec(schedule: Any) -> dict[str, Any]:
             f"got the schedule {schedule!r}, which is not registered; expected one of {', '.join(SCHEDULES)} (or register it)"
         )
     fields = {f.name: getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
-    return {"name": name} | {key: value for key, value in fields.items() if value is not None}
+    given = {key: value for key, value in fields.items() if value is not None}
+    return {"name": name} | {key: schedule_spec(value) if callable(value) else plain(value) for key, value in given.items()}
 
 
 __all__ = ["encoding", "from_text", "schedule_spec", "to_text"]

@@ -33,7 +33,7 @@ def xpos(
         theta: the base (10000), or one per head.
         scale_base: units of the clock per power of zeta (512).
         pairing: "interleaved" (2i, 2i + 1), as the authors' code, or "half" (i, i + n).
-        learn: any of "freq", "rate", trained on a log scale, per head and pair.
+        learn: any of "freq", "rate", trained on a log scale, per head and pair (out of weight decay: :class:`Parameter`).
     Units: rate and radians per unit of the clock.
     Raises: ShapeError where head_dim is odd; ConfigError where scale_base is not above 0.
     Source: Sun et al. (xPos), 2212.10554.

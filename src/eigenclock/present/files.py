@@ -4,6 +4,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from eigenclock.errors import EigenclockError
@@ -48,11 +49,11 @@ def _regular(path: str) -> os.stat_result | None:
         return None
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:
-    """Write ``data`` (text as UTF-8) so that the file has either its old content or all of the new one.
+def write_whole(path: str | os.PathLike[str], data: bytes | str | Iterable[bytes]) -> Path:
+    """Write ``data`` (text as UTF-8, or pieces one after another) so that the file has either its old content or all of the new one.
 
-    The data go to a temporary file in the same folder, are flushed to the disk, and take the name in one step.
-    Folders that are missing are made. A device or a pipe is written to directly.
+    The data go to a temporary file in the same folder, are flushed to the disk, and take the name in one step. Pieces are asked for one at
+    a time; where making one fails, nothing is written. Folders that are missing are made. A device or a pipe is written to directly.
 
     Raises:
         EigenclockError: the file cannot be written; the message names the path and the reason.
@@ -63,7 +64,9 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:
         ...     write_whole(Path(folder) / "runs" / "metrics.json", "{}").read_text()
         '{}'
     """
-    payload = data.encode("utf-8") if isinstance(data, str) else bytes(data)
+    pieces = (
+        [data.encode("utf-8")] if isinstance(data, str) else [bytes(data)] if isinstance(data, bytes | bytearray | memoryview) else data
+    )
     try:
         # Through a link, the file it points to is replaced, not the link.
         target = os.path.realpath(os.fspath(path))
@@ -72,15 +75,16 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:
         there = _regular(target)
         if there is not None and not stat.S_ISREG(there.st_mode):
             with open(target, "wb", buffering=0) as device:
-                _write_all(device.fileno(), payload)
+                for piece in pieces:
+                    _write_all(device.fileno(), piece)
         else:
-            _replace(target, folder, payload, None if there is None else stat.S_IMODE(there.st_mode))
+            _replace(target, folder, pieces, None if there is None else stat.S_IMODE(there.st_mode))
     except OSError as error:
         raise file_error("write", path, error) from error
     return Path(path)
 
 
-def _replace(target: str, folder: str, payload: bytes, mode: int | None) -> None:
+def _replace(target: str, folder: str, pieces: Iterable[bytes], mode: int | None) -> None:
     temporary = os.path.join(folder, f".eigenclock-{secrets.token_hex(8)}.tmp")
     # 0o666 less the umask, as for any new file; a file that is replaced keeps its permissions.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -88,7 +92,8 @@ def _replace(target: str, folder: str, payload: bytes, mode: int | None) -> None
         try:
             if mode is not None:
                 os.chmod(temporary, mode)
-            _write_all(descriptor, payload)
+            for piece in pieces:
+                _write_all(descriptor, piece)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

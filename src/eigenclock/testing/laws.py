@@ -223,8 +223,12 @@ def check_clock(clock: Clock, times: Any, *, documents: Tensor | None = None, at
         close("with one origin, a shift adds the same to every tick", where, apart, apart[:1].expand_as(apart), atol, size=size)
     cut = times.shape[0] // 2
     first = clock(times[:cut])
-    pieces = torch.cat([first.ticks, clock(times[cut:], origin=first.origin).ticks])
+    rest = clock(times[cut:], origin=first.origin, since=first.last)
+    pieces = torch.cat([first.ticks, rest.ticks])
     close("a sequence read in two pieces gives the times of the whole", where, pieces, ticks, atol, size=size)
+    for read, given in ((first, times[cut - 1]), (rest, times[-1])):
+        kept = read.last is not None and torch.equal(read.last[0], given.long() if not given.is_floating_point() else given.double())
+        holds("the last given time is kept as it arrived", where, kept, read.last, given)
     rows = clock(torch.stack([times, times + 7])).ticks
     close("a row in a batch reads as it does alone", where, rows[0], ticks, atol, size=size)
     holds("no times give no ticks", where, clock(times[:0]).ticks.numel() == 0, clock(times[:0]).ticks.numel(), 0)
@@ -238,6 +242,39 @@ def check_clock(clock: Clock, times: Any, *, documents: Tensor | None = None, at
         own = clock(None, length=documents.shape[-1], documents=documents).ticks
         steps = torch.where(documents.diff() == 0, own.diff(), 0.0)
         holds("inside a document the count does not go back", where, bool((steps >= 0).all()), float(steps.min()), 0)
+    _check_spec(clock, where)
+
+
+def check_learned_clock(clock: Clock, x: Tensor, times: Any = None, *, atol: float = 1e-9) -> None:
+    """The laws of a clock that reads activations: a sequence can be continued, rows are alone, gradients arrive.
+
+    Args:
+        clock: bound to heads and blocks.
+        x: activations (B, T, features), T >= 3.
+        times: increasing times (T,), for a gate times elapsed time.
+    Raises: LawError.
+
+    >>> from eigenclock.clocks import Cumulative, Timestamps
+    >>> clock = Cumulative(4, base=Timestamps("ns")).bind(heads=2, blocks=1)
+    >>> check_learned_clock(clock, torch.randn(2, 5, 4), 1_700_000_000_000_000_000 + torch.arange(5) * 1_000_000_007)
+    """
+    where, cut = type(clock).__name__, x.shape[1] // 2
+    whole = clock(times, x=x).ticks
+    size = float(whole.detach().abs().max())
+    holds("ticks are float64", where, whole.dtype == torch.float64, whole.dtype, torch.float64)
+    ticks: list[Tensor] = []
+    origin = since = None
+    for part in (slice(0, cut), slice(cut, None)):
+        read = clock(None if times is None else times[part], x=x[:, part], origin=origin, since=since)
+        origin, since = clock.continued(read, times is not None), read.last
+        ticks.append(read.ticks)
+    close("a sequence read in two pieces gives the times of the whole", where, torch.cat(ticks, 2), whole, atol, size=size)
+    close("a row in a batch reads as it does alone", where, clock(times, x=x[:1]).ticks, whole[:1], atol, size=size)
+    leaf = x.detach().clone().requires_grad_()
+    slope = torch.autograd.grad(clock(times, x=leaf).ticks.diff(dim=2).sum(), leaf, allow_unused=True)[0]
+    kept = slope is not None and bool(slope.abs().sum() > 0)
+    holds("ticks are differentiable in the activations", where, kept, "no gradient", "a gradient")
+    close("casting the module leaves the ticks alone", where, _cast(clock)(times, x=x).ticks, whole, 0.0)
     _check_spec(clock, where)
 
 
@@ -262,6 +299,11 @@ def _check_refusals(clock: Clock, times: Tensor, where: str) -> None:
     raise LawError("NaN among the times is refused with ClockError", measured="no error", limit="ClockError", where=where)
 
 
+def _build(spec: dict[str, Any]) -> Clock:
+    options = {name: _build(value) if isinstance(value, dict) else value for name, value in spec.items() if name != "name"}
+    return CLOCKS[spec["name"]](**options)
+
+
 def _check_spec(clock: Clock, where: str) -> None:
     """The spec is plain data with a name, and builds an equal clock where that name is registered."""
     spec = clock.spec()
@@ -271,5 +313,5 @@ def _check_spec(clock: Clock, where: str) -> None:
         again = None
     holds("the spec is plain data with a name", where, again == spec and "name" in spec, spec, "a dict that JSON can carry")
     if spec["name"] in CLOCKS:
-        built = CLOCKS[spec["name"]](**{k: v for k, v in spec.items() if k != "name"})
+        built = _build(spec)
         holds("the spec builds the clock again", where, type(built) is type(clock) and built.spec() == spec, built.spec(), spec)

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eigenclock.attention import BACKENDS, Backend, attention, scores
+from eigenclock.attention import BACKENDS, Backend, attention, linear_attention, scores
 from eigenclock.attention.problem import build, needs_order
 from eigenclock.clocks import Cumulative
+from eigenclock.clocks.clock import Reading, with_heads
 from eigenclock.encodings import Encoding, alibi, damped_rope, decay, decay_bias, encoding, nope, rope, two_sided
+from eigenclock.encodings.outside import Pairs, absolute, place
 from eigenclock.testing.laws import LawError, close, holds
+from eigenclock.testing.outside import check_axioms
 from eigenclock.theory import Generator, Split
 
 Formula = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -33,7 +36,9 @@ def check_encoding(
 
     Scores depend on t - s only; they are scale * q^T exp((t-s)L) k + bias with the dense ``matrix_exp``; ``attention`` is the softmax of
     them; text, dict and JSON specs build it again; a state dict carries the learned numbers and nothing else; ``.half()``,
-    ``.bfloat16()``, a copy and construction on the meta device leave the numbers alone; every learned number gets a gradient.
+    ``.bfloat16()``, a copy and construction on the meta device leave the numbers alone; every learned number gets a gradient. Outside the
+    group the axioms that ``breaks`` names are broken by a measurable amount, and the others hold.
+    An encoding that weighs its tokens is held to ``linear_attention``, which sums the scores; its weights are the formula's to check.
 
     Args:
         times: increasing example times (T,), or (T, axes), in the unit its clock reads; left out, irregular float64 times between 0 and
@@ -53,6 +58,8 @@ def check_encoding(
     if isinstance(enc.clock, Cumulative):
         times = torch.arange(9) if times is None else torch.as_tensor(times)
         x = torch.randn(1, times.shape[0], enc.clock.features, dtype=torch.float64, generator=random) if x is None else x
+    if any(part.length is not None for part in enc.outside()):
+        times = torch.arange(9) if times is None else times
     if times is None:
         steps = torch.rand(9, *((enc.clock.width,) if enc.clock.width > 1 else ()), dtype=torch.float64, generator=random)
         times = steps.cumsum(0).mul(4096).round().div(4096) * 2.5
@@ -62,18 +69,24 @@ def check_encoding(
     base = scores(q, k, enc, times=times, x=x)
     for causal in (True, False) if _both_ways(enc) else (True,):
         z = scores(q, k, enc, times=times, x=x, causal=causal)
-        for shift in (8192, -5):
+        for shift in (8192, -5) if "translation invariance" not in enc.breaks else ():
             moved = scores(q, k, enc, times=times + shift, x=x, causal=causal)
             close(f"a common shift of the times by {shift} leaves scores alone", where, moved, z, atol)
-    _check_dense(enc, q, k, enc.clock(times, x=x).ticks, base, formula, atol, where)
+    _check_dense(enc, q, k, enc.clock(times, x=x), base, formula, atol, where)
+    if enc.breaks:
+        check_axioms(enc, atol=atol)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if enc.weighs:
+            return linear_attention(q, k, v, enc, times=times, x=x)[0]
         out = attention(q, k, v, enc, times=times, x=x)
         return out if isinstance(out, Tensor) else out[0]
 
     out = attend(q, k, v)
-    close("attention is the softmax of the scores", where, out, base.softmax(-1) @ v.repeat_interleave(h // g, 1), 100 * atol)
-    width = enc.head_dim + sum(lift.generator.dim for lift in enc.lifts())
+    law = "linear attention sums the scores" if enc.weighs else "attention is the softmax of the scores"
+    weights = base.masked_fill(base == -math.inf, 0.0) if enc.weighs else base.softmax(-1)
+    close(law, where, out, weights @ v.repeat_interleave(h // g, 1), 100 * atol)
+    width = enc.width + sum(lift.generator.dim for lift in enc.lifts())
     holds("the form has the width of the head and the lifts", where, enc.form.dim == width, enc.form.dim, width)
     acts = ("score", "weight", "both", "nothing")
     holds("acts_on says what it acts on", where, enc.acts_on in acts, enc.acts_on, acts)
@@ -94,25 +107,37 @@ def check_encoding(
 def _both_ways(enc: Encoding) -> bool:
     """Whether it may be used without ``causal``: it is two-sided, or only turns."""
     split = enc.generator().split()
-    return enc.sides == 2 or not needs_order(split, enc.lifts())
+    return enc.sides == 2 or not (needs_order(split, enc.lifts()) or any(part.directed for part in enc.outside()))
 
 
-def _check_dense(enc: Encoding, q: Tensor, k: Tensor, ticks: Tensor, z: Tensor, formula: Formula | None, atol: float, where: str) -> None:
+def _check_dense(enc: Encoding, q: Tensor, k: Tensor, read: Reading, z: Tensor, formula: Formula | None, atol: float, where: str) -> None:
     """The scores against dense matrix exponentials, and against the formula of the source."""
+    ticks, given = read.ticks, (q, k)
+    outside, origin = enc.outside(), read.origin if "translation invariance" in enc.breaks else None
+    if outside:
+        own = absolute(with_heads(ticks), origin)
+        q, k = (place(outside, x, own, None, keys=keys) for x, keys in ((q, False), (k, True)))
     times = ticks if enc.clock.width > 1 else ticks[..., None]  # (T, W), or (1, H, T, W) where each head has its own
     times = times[None] if times.ndim == 2 else times[0]
     lag = times[:, :, None] - times[:, None]  # (H|1, T, S, W)
     seen = torch.isfinite(z)
     lag = lag.masked_fill(~seen[0, :1, :, :, None], 0.0)  # what lies in the future is masked
     heads = q.shape[1]
-    keys = k.repeat_interleave(heads // k.shape[1], 1)
-    dense = _dense(enc.generator(), q, keys, lag) * enc.head_dim**-0.5
+    inner_q, inner_k = enc.read_in(q, k)  # what stands on either side of the group
+    keys = inner_k.repeat_interleave(heads // k.shape[1], 1)
+    dense = _dense(enc.generator(), inner_q, keys, lag) * enc.head_dim**-0.5
     for lift in enc.lifts():
-        bias = _dense(lift.generator, lift.queries(q), lift.keys(k).repeat_interleave(heads // k.shape[1], 1), lag)
+        bias = _dense(lift.generator, lift.queries(inner_q), lift.keys(inner_k).repeat_interleave(heads // k.shape[1], 1), lag)
         dense = dense + (bias * enc.head_dim**-0.5 if lift.scaled else bias)
-    close("scores are scale * q^T exp((t-s)L) k + bias", where, torch.where(seen, z, 0.0), torch.where(seen, dense, 0.0), atol)
+    for part in outside:
+        if part.bias is not None:
+            own = with_heads(ticks)
+            dense = dense + part.bias(Pairs(inner_q, inner_k, own, own, seen, enc.head_dim**-0.5, origin))
+    if not enc.weighs:  # else a factor on each score, which the formula says
+        close("scores are scale * q^T exp((t-s)L) k + bias", where, torch.where(seen, z, 0.0), torch.where(seen, dense, 0.0), atol)
     if formula is not None:
-        written = formula(q, k, ticks, ticks).double()
+        own = absolute(ticks, origin)
+        written = formula(*given, own, own).double()
         close("scores are those of the formula", where, torch.where(seen, z, 0.0), torch.where(seen, written, 0.0), atol)
 
 
@@ -162,6 +187,11 @@ def _numbers(enc: Encoding) -> list[Tensor]:
     for lift in enc.lifts():
         held = (lift.generator.matrix(), lift.query, lift.key, lift.query_map, lift.key_map)
         out += [x.detach().double() for x in held if x is not None]
+    ones = torch.ones(1, enc.kv_heads or enc.heads, 5, enc.head_dim, dtype=torch.float64)
+    acted = enc.read_in(ones.repeat_interleave(enc.heads // ones.shape[1], 1), ones)
+    out += [x.detach() for x in acted if x is not ones]
+    if enc.breaks and not isinstance(enc.clock, Cumulative):
+        out.append(scores(ones.repeat_interleave(enc.heads // ones.shape[1], 1).cumsum(2), ones, enc, times=torch.arange(5)).detach())
     return out
 
 

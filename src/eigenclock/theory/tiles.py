@@ -100,6 +100,19 @@ def _square(base: int, n: int, leaf: int, outer: int, outer_stride: int) -> list
     return out
 
 
+def continued(queries: int, keys: int, leaf: int) -> list[Tile]:
+    """Tiles of a decode step, whose queries are the last of the keys: their own causal square, then all keys before them at once.
+
+    Order is by index, so the reference of each tile may be any number of clocks, one for each channel.
+
+    >>> [(t.kind, t.query, t.key, t.queries, t.keys, t.count) for t in continued(3, 10, 2)]
+    [('causal', 0, 7, 2, 2, 1), ('causal', 2, 9, 1, 1, 1), ('full', 2, 7, 1, 2, 1), ('full', 0, 0, 3, 7, 1)]
+    """
+    before = keys - queries
+    tiles = [replace(tile, key=tile.key + before) for tile in square(queries, leaf)]
+    return [*tiles, Tile("full", 0, 0, queries, before)] if queries and before else tiles
+
+
 def staircase(query_times: Tensor, key_times: Tensor, leaf: int, reach: float = float("inf")) -> list[Tile]:
     """Tiles of cross attention with key time <= query time, for sorted times of shape (T,) and (S,).
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eigenclock.attention import ops
+from eigenclock.attention.backends import biased
 from eigenclock.attention.capability import Backend
 from eigenclock.attention.lower import lower
 from eigenclock.attention.masks import dense_visible
@@ -22,6 +23,8 @@ kernel several times, and one origin for all keys starts to cost precision; tile
 
 
 def _refuses(problem: Problem) -> str | None:
+    if problem.biased:
+        return biased.refuses(problem)
     split = problem.split
     if split.rate is not None or split.nilpotent is not None:
         return "something decays or shears, which needs a reference time per tile"
@@ -51,13 +54,13 @@ def _refuses_bias(problem: Problem, small: bool) -> str | None:
         return "the size of the bias is not known while a graph is traced"
     if problem.q.device.type != "cpu":
         return "away from the CPU a bias would have to be rounded to the dtype of the queries"
-    if problem.learns_in_16_bits(slope, problem.key_times):
+    if problem.learns_in_16_bits(slope, problem.key_vectors):
         return "gradients of slopes and times are summed per tile in 16 bits"
     if not small and problem.allowed is not None:
         return "a bias beside a dense mask would need a T x T tensor per head"
     if not small and not key_term_is_free(problem.q.device.type):
         return "this device takes no key term beside causality"
-    reach = _half_span(problem.key_times) * float(slope.detach().abs().max() if slope.numel() else 0.0)
+    reach = _half_span(problem.key_vectors) * float(slope.detach().abs().max() if slope.numel() else 0.0)
     return f"the bias reaches {2 * reach:.0f} over these times, where tiles are faster and more precise" if reach > KEY_TERM_BOUND else None
 
 
@@ -67,6 +70,8 @@ def _half_span(times: Tensor) -> float:
 
 
 def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    if problem.biased:
+        return biased.run(problem), None
     low = lower(problem)
     q, k, v = low.q, low.k, problem.v
     h, g = q.shape[1], k.shape[1]
@@ -104,7 +109,7 @@ def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def _key_term(problem: Problem, slope: Tensor) -> Tensor:
     """slope * (s - c), (B|1, H, 1, S) in float64: softmax cannot see the query's term. c is the middle of the keys."""
-    times = problem.key_times
+    times = problem.key_vectors  # one clock: a bias takes no more
     low, high = times.detach().amin(-1, keepdim=True), times.detach().amax(-1, keepdim=True)
     return (slope[:, None] * (times - (low + high) / 2)).unsqueeze(2)
 

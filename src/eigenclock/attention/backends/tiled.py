@@ -19,8 +19,10 @@ Merged = tuple[Tensor, Tensor]
 
 
 def _refuses(problem: Problem) -> str | None:
-    if problem.cross and problem.causal and problem.query_vectors.ndim > 3 and problem.split.rate is not None:
-        return "decays on several clocks have no plan of tiles in cross attention"
+    if problem.biased:
+        return "a bias for each pair is a T x S tensor, which tiles are there to avoid"
+    if problem.cross and problem.causal and not problem.continues and problem.query_vectors.ndim > 3 and problem.split.rate is not None:
+        return "decays on several axes have no plan of tiles in cross attention, where queries and keys share no order on each of them"
     if problem.two_sided and (problem.split.nilpotent is not None or problem.other_lifts):
         return "a two-sided encoding carries decays, rotations and linear biases only"
     return refuses_growth(problem)
@@ -41,15 +43,24 @@ def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     q, k, v = (F.pad(x, (0, d - x.shape[-1])) if x.shape[-1] < d else x for x in (q, k, v))
     low = _widen(replace(low, q=q, k=k), d)
     h, g = q.shape[1], k.shape[1]
-    learned_bias = low.slope is not None and torch.is_grad_enabled() and (low.slope.requires_grad or problem.key_times.requires_grad)
-    own_clocks = problem.key_vectors.shape[1] > 1 and (low.slope is not None or low.rate is not None)
-    if g != h and (learned_bias or own_clocks):  # a reference time for each query head
+    learned_bias = low.slope is not None and torch.is_grad_enabled() and (low.slope.requires_grad or problem.key_vectors.requires_grad)
+    if g != h and low.slope is not None:  # a key term for each query head, which costs no copy of the keys
+        low = replace(low, key_times=per_query_head(low.key_times, h))
+    if g != h and (learned_bias or _needs_own_keys(problem, low)):
         low = replace(low, k=low.k.repeat_interleave(h // g, 1), key_times=per_query_head(low.key_times, h))
         v = v.repeat_interleave(h // g, 1)
         problem = replace(problem, key_times=per_query_head(problem.key_times, h))
         low = replace(low, rate=_per_query_head(low.rate, h, g), nilpotent=_per_query_head(low.nilpotent, h, g))
     out, lse = _cross(problem, low, v) if problem.cross else _self(problem, low, v)
     return out[..., :width].to(dtype), (lse if dtype == torch.float64 else lse.float()) if problem.want_lse else None
+
+
+def _needs_own_keys(problem: Problem, low: Lowered) -> bool:
+    """Whether query heads that share keys need copies of them: on a staircase of each head, and where a decay meets a bias or a shear."""
+    if problem.key_vectors.shape[1] == 1:
+        return False
+    staircase = problem.cross and not problem.continues
+    return (staircase and low.slope is not None) or (low.rate is not None and (staircase or low.slope is not None or low.order > 1))
 
 
 def _per_query_head(parameter: Tensor | None, h: int, g: int) -> Tensor | None:
@@ -98,18 +109,19 @@ def _self(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     times = smooth_vectors(low.key_times, problem.documents, problem.key_mask) if in_order else low.key_times
     first = None
     if problem.span is not None:  # by the times as they came: only padding out of order is moved
-        plain = smooth(problem.key_times, None, problem.key_mask)
+        plain = smooth(per_query_head(problem.key_times, low.q.shape[1]), None, problem.key_mask)
         first = first_in_span(plain, plain, problem.span, problem.documents)
     masks = _Masks(problem.documents, problem.documents, problem.key_mask, problem.allowed, first)
+    query_times = per_query_head(times, low.q.shape[1])
     if problem.causal:
-        return _call("square", problem, low, v, times, times, masks)
+        return _call("square", problem, low, v, query_times, times, masks)
     if not _both_ways(problem, low):
-        return _call("whole", problem, low, v, times, times, masks)
-    past = _call("square", problem, low, v, times, times, masks)
+        return _call("whole", problem, low, v, query_times, times, masks)
+    past = _call("square", problem, low, v, query_times, times, masks)
     # The future: both axes reversed, shifted by one so that the diagonal is not seen twice.
     future = replace(_mirrored(low), q=low.q.flip(2)[:, :, 1:], k=low.k.flip(2)[:, :, :-1])
-    backwards = -times.flip(2)
-    out, lse = _call("square", problem, future, v.flip(2)[:, :, :-1], backwards[:, :, 1:], backwards[:, :, :-1], _reversed(masks))
+    query_times, key_times = -query_times.flip(2)[:, :, 1:], -times.flip(2)[:, :, :-1]
+    out, lse = _call("square", problem, future, v.flip(2)[:, :, :-1], query_times, key_times, _reversed(masks))
     return _merge(past, (F.pad(out.flip(2), (0, 0, 0, 1)), F.pad(lse.flip(2), (0, 1), value=-torch.inf)))
 
 
@@ -147,6 +159,8 @@ def _merge(a: Merged, b: Merged) -> Merged:
 
 def _cross(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     query_times, key_times = problem.query_times, problem.key_times
+    if problem.continues:
+        return _continued(problem, low, v)
     if problem.causal:
         return _staircase("staircase", problem, low, v, query_times, key_times)
     if not _both_ways(problem, low):
@@ -154,6 +168,16 @@ def _cross(problem: Problem, low: Lowered, v: Tensor) -> Merged:
         return _call("whole", problem, low, v, low.query_times, low.key_times, masks)
     past = _staircase("staircase", problem, low, v, query_times, key_times)
     return _merge(past, _staircase("strict staircase", problem, _mirrored(low), v, -query_times, -key_times))
+
+
+def _continued(problem: Problem, low: Lowered, v: Tensor) -> Merged:
+    """Queries that are the last positions of the keys: every key before them in one rectangle, then a causal square."""
+    first = None
+    if problem.span is not None:
+        query_times, key_times = problem.scalar_times
+        first = first_in_span(query_times, per_query_head(key_times, low.q.shape[1]), problem.span)
+    masks = _Masks(key_mask=problem.key_mask, allowed=problem.allowed, first=first)
+    return _call("continued", problem, low, v, low.query_times, low.key_times, masks)
 
 
 def _staircase(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor) -> Merged:

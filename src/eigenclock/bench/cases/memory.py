@@ -1,4 +1,4 @@
-"""Peak memory of the softmax paths, each call in a fresh process, against plain causal attention.
+"""Peak memory, each call in a fresh process: softmax paths against plain causal attention, linear attention against its shorter self.
 
 A call's peak is its inputs (q, k, v and, with the backward, the gradient of the output) and what resident memory grows by while it
 runs: outputs, gradients and all that is needed in between. Library code, threads and first-run checks are warmed up before.
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from eigenclock.attention import attention
+from eigenclock.attention import attention, linear_attention
 from eigenclock.bench.case import Case, Work, normal, scaled, trained, without_graph
-from eigenclock.bench.cases import damped
+from eigenclock.bench.cases import damped, linear
 from eigenclock.bench.process import peak_growth, python
 from eigenclock.clocks import Timestamps
 from eigenclock.encodings import Encoding, alibi, damped_rope, rope
@@ -24,6 +24,9 @@ HEADS, WIDTH = 8, 64
 TARGET = 2.0
 LENGTHS = (4096, 16384)
 WARM = 256
+SHORT, LONGER = 16384, (32768, 65536)
+SLACK = 1.05
+"""What linear growth may be over the growth in length: allocations are whole pages."""
 WAYS = {"forward": "forward", "train": "forward and backward"}
 
 
@@ -62,7 +65,7 @@ PATHS = {
 
 
 def cases(size: float = 1.0) -> tuple[Case, ...]:
-    """Every path at two lengths, forward and with backward."""
+    """Every path of softmax at two lengths and linear attention's growth, forward and with backward."""
     out = []
     for length in LENGTHS:
         for name, path in PATHS.items():
@@ -82,7 +85,32 @@ def cases(size: float = 1.0) -> tuple[Case, ...]:
                         long=length > 4096,
                     )
                 )
-    return tuple(out)
+    return (*out, *_growth(size))
+
+
+def _growth(size: float) -> list[Case]:
+    """Linear attention on longer sequences against the shortest."""
+    return [
+        Case(
+            f"memory/{length}/linear-{name}/{way}",
+            f"peak memory, inputs included, linear attention, {linear.ENCODINGS[name][0]}, {says}: {length} tokens against {SHORT}",
+            f"linear_attention on {length} tokens",
+            f"linear_attention on {SHORT} tokens",
+            (1, HEADS, scaled(length, size), WIDTH),
+            "fp32",
+            SLACK * length / SHORT,
+            _longer(f"linear-{name}", scaled(length, size), scaled(SHORT, size), way == "train"),
+            "bytes",
+            long=True,
+        )
+        for length in LONGER
+        for name in ("head", "pair")
+        for way, says in WAYS.items()
+    ]
+
+
+def _longer(name: str, length: int, short: int, backward: bool) -> Callable[[], Work]:
+    return lambda: Work(lambda: in_process(name, "fp32", length, backward), lambda: in_process(name, "fp32", short, backward))
 
 
 def _builder(name: str, length: int, backward: bool) -> Callable[[], Work]:
@@ -121,8 +149,11 @@ def prepare(name: str, dtype: str, length: int, backward: bool) -> tuple[Callabl
     encoding, options = (None, {}) if path is None else (path.encoding(), path.options(length))
     if encoding is not None:
         learned = list(encoding.parameters())
+    state_space = linear.ENCODINGS[name.removeprefix("linear-")][1](()) if name.startswith("linear-") else None
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        if state_space is not None:
+            return linear_attention(q, k, v, state_space)[0]
         if encoding is not None:
             return attention(q, k, v, encoding, **options)
         if kv_heads != HEADS:

@@ -1,6 +1,7 @@
 """An encoding described: form, blocks, findings and kernels in one value that prints, draws and goes into JSON."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from eigenclock.encodings.base import Encoding
 from eigenclock.encodings.describe.blocks import Blocks, Group, groups, read_blocks
 from eigenclock.encodings.describe.findings import Finding, Setting, between, findings
 from eigenclock.encodings.describe.kernels import block_name, kernels
+from eigenclock.encodings.outside import Outside
+from eigenclock.encodings.rotary import Rotary
 from eigenclock.encodings.spec import to_text
 from eigenclock.errors import ConfigError
 from eigenclock.present import Figure, Table
@@ -32,6 +35,7 @@ HEAD, TAIL = 5, 5  # rows that are shown of a long table
 _TURNS = "turns the inner product q . k with the lag; nothing fades"
 _GAIN = "multiplies the inner product q . k (a gain): in softmax a logit that has faded to 0 is neutral, not suppressed"
 _MIXED = "changes the inner product q . k with the lag (a gain)"
+_PLACED = "adds a vector of its time to each query and key, so q . k depends on where they stand and not on the lag alone"
 _BIAS = "adds to the logit, so it multiplies the softmax weight (a bias): in linear attention it has no use"
 
 
@@ -54,6 +58,9 @@ class Description:
     findings: tuple[Finding, ...]
     content: Blocks
     lifts: tuple[Lift, ...]
+    outside: tuple[Outside, ...] = ()
+    breaks: str = ""
+    reads_in: str = ""
 
     @property
     def meaning(self) -> str:
@@ -61,6 +68,9 @@ class Description:
         kinds = self.form.kinds if not self.lifts else {block.kind for block in self.content.jordan}
         fades, grows = bool({"D", "S"} & kinds), any(block.order > 1 for block in self.content.jordan)
         score = _GAIN if fades else _MIXED if grows else _TURNS
+        if any(part.query_vectors is not None for part in self.outside):
+            turns = f"; and {score}" if kinds - {"Z"} or grows else ""
+            score = f"{_PLACED}{turns}"
         return {"nothing": "no position enters the logit", "score": score, "weight": _BIAS, "both": f"{score}; and {_BIAS}"}[self.acts_on]
 
     def table(self, rows: int | None = HEAD + TAIL + 2) -> Table:
@@ -106,13 +116,15 @@ class Description:
 
     def figure(self) -> Figure:
         """The lag kernels."""
-        return kernels(self.text, self.content, self.lifts, self.setting)
+        return kernels(self.text, self.content, self.lifts, self.setting, self.outside)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold, every block and every number; what is infinite (no decay, no turn) is None."""
         return {
             "spec": self.text,
             "form": str(self.form),
+            "breaks": self.breaks,
+            "reads_in": self.reads_in,
             "acts_on": self.acts_on,
             "meaning": self.meaning,
             "directions": self.sides,
@@ -146,7 +158,7 @@ def describe(encoding: Encoding, *, context: float = 4096.0, dtype: torch.dtype 
     if not dtype.is_floating_point:
         raise ConfigError(f"got the dtype {dtype}; expected one of {', '.join(DTYPES)}")
     content = read_blocks(encoding.generator())
-    lifts = encoding.lifts()
+    lifts, outside = encoding.lifts(), encoding.outside()
     names = tuple(getattr(clock, "names", ())) or tuple(f"axis {a}" for a in range(content.axes))
     setting = Setting(float(context), clock.unit, dtype, names if content.axes > 1 else ())
     parts = groups(content, "content", setting.context)
@@ -162,10 +174,27 @@ def describe(encoding: Encoding, *, context: float = 4096.0, dtype: torch.dtype 
         encoding.head_dim,
         encoding.heads,
         tuple(parts),
-        tuple(findings(content, lifts, setting, encoding.sides)),
+        (*findings(content, lifts, setting, encoding.sides, outside, encoding.reads_in), *_scheduled(encoding)),
         content,
         lifts,
+        outside,
+        encoding.breaks,
+        encoding.reads_in,
     )
+
+
+def _scheduled(encoding: Encoding) -> Iterator[Finding]:
+    """What a schedule puts beside the generator: an amplitude, and frequencies that belong to one length."""
+    for part in encoding.modules():
+        if isinstance(part, Rotary) and part.amplitude != 1:
+            a, n = part.amplitude, part.turned
+            text = (
+                f"The {n} channels that turn carry an amplitude of {a:.6g} on queries and on keys: {a * a:.6g} on their part of the logit."
+            )
+            yield Finding("amplitude", text, value=(a, a))
+    if encoding.length_dependent:
+        text = "The frequencies belong to one length of the sequence: keys that were turned for another length do not match its queries."
+        yield Finding("length", text)
 
 
 def read_dtype(name: str) -> torch.dtype:

@@ -1,7 +1,7 @@
 """What an encoding can and cannot tell apart over a context and in a dtype, in sentences with their numbers."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.encodings.describe.blocks import Blocks, read_blocks
+from eigenclock.encodings.outside import Outside
 from eigenclock.theory import Lift, Zero
 
 
@@ -82,16 +83,20 @@ def between(values: tuple[float, ...] | list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def findings(content: Blocks, lifts: tuple[Lift, ...], setting: Setting, sides: int = 1) -> list[Finding]:
-    """All findings, the content first, then the biases, the direction, and the positions themselves."""
+def findings(
+    content: Blocks, lifts: tuple[Lift, ...], setting: Setting, sides: int = 1, outside: tuple[Outside, ...] = (), reads_in: str = ""
+) -> list[Finding]:
+    """All findings: what is outside the group, the content, the biases, the direction, and the positions themselves."""
     found = (
+        _outside(outside, setting),
+        [Finding("A(0)", f"A(0) is not the identity: {reads_in}.")] if reads_in else [],
         _turning(content, setting),
         _fading(content, setting),
         _neighbours(content, setting),
-        _still(content, lifts),
+        _still(content, lifts, outside),
         _growing(content, setting),
         _biases(lifts, setting),
-        _direction(content, lifts, sides),
+        _direction(content, lifts, sides, outside),
         _positions(setting),
     )
     return [finding for group in found for finding in group]
@@ -198,14 +203,25 @@ def _fading(blocks: Blocks, setting: Setting) -> Iterator[Finding]:
             )
 
 
-def _still(blocks: Blocks, lifts: tuple[Lift, ...]) -> Iterator[Finding]:
+def _outside(outside: tuple[Outside, ...], setting: Setting) -> Iterator[Finding]:
+    for part in outside:
+        axioms = " and ".join(part.breaks)
+        yield Finding("outside the group", f"Outside the group, {axioms} {'breaks' if len(part.breaks) == 1 else 'break'}: {part.why}.")
+        curve = part.curve(setting.context)
+        if curve is not None:
+            yield from _curved(curve, setting)
+
+
+def _still(blocks: Blocks, lifts: tuple[Lift, ...], outside: tuple[Outside, ...]) -> Iterator[Finding]:
+    if any(part.query_vectors is not None for part in outside):
+        return
     still = [
         b.order == 1 and bool((blocks.rate[:, i] == 0).all()) and bool((blocks.freq[:, :, i] == 0).all())
         for i, b in enumerate(blocks.jordan)
     ]
     channels = sum(block.dim for block, zero in zip(blocks.jordan, still, strict=True) if zero)
     total = sum(block.dim for block in blocks.jordan)
-    if all(still) and not lifts:
+    if all(still) and not lifts and not outside:
         text = "No lag is told from another: every pair scores by content alone, and order enters through the causal mask only."
         yield Finding("no position", text, (total, total), total)
     elif channels:
@@ -252,13 +268,13 @@ def _biases(lifts: tuple[Lift, ...], setting: Setting) -> Iterator[Finding]:
             yield Finding("bias", "One bias is read from the content: how it depends on the lag is up to the query or the key.")
             yield from _turning(read_blocks(lift.generator), setting, "pairs of the bias")
         else:
-            yield from _curved(lift, setting)
+            yield from _curved(lambda lag, lift=lift: lift.bias(lag[None, :, None]).detach().cpu()[..., 0], setting)
 
 
-def _curved(lift: Lift, setting: Setting) -> Iterator[Finding]:
+def _curved(curve: Callable[[Tensor], Tensor], setting: Setting) -> Iterator[Finding]:
     """A bias of any shape: its change over the context, and the first lag at which it has halved the weight."""
     lag = torch.cat([torch.zeros(1), torch.logspace(-4, 0, 4096)]).double() * setting.context
-    bias = lift.bias(lag[None, :, None]).detach().cpu()[..., 0]
+    bias = curve(lag)
     fall = bias - bias[:, :1]
     value = float(fall[:, -1].min()), float(fall[:, -1].max())
     text = f"The bias changes by {between(value)} logits from lag 0 to {setting.span}"
@@ -300,11 +316,13 @@ def _linear(slopes: Tensor, setting: Setting) -> Iterator[Finding]:
         )
 
 
-def _direction(blocks: Blocks, lifts: tuple[Lift, ...], sides: int) -> Iterator[Finding]:
+def _direction(blocks: Blocks, lifts: tuple[Lift, ...], sides: int, outside: tuple[Outside, ...]) -> Iterator[Finding]:
     if sides == 2:
         yield Finding("direction", "Keys after the query are seen through the mirrored kernel: it works with and without a causal mask.")
     elif blocks.ordered or any(lift.directed for lift in lifts):
         yield Finding("direction", "It needs a direction: causal attention over times in order (two_sided offers the mirrored kernel).")
+    elif any(part.directed for part in outside):
+        yield Finding("direction", "It needs a direction: causal attention over times in order.")
     else:
         yield Finding("direction", "It needs no direction: keys after the query are as good as those before it.")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eigenclock.encodings.describe.blocks import Blocks, read_blocks
 from eigenclock.encodings.describe.findings import Setting, number
+from eigenclock.encodings.outside import Outside
 from eigenclock.present import Figure, Line, Panel
 from eigenclock.theory import JordanBlock, Lift, Zero
 
@@ -120,12 +121,8 @@ def _panel(lines: list[Line], title: str, y_label: str, setting: Setting) -> Pan
     return Panel(lines, f"lag u ({setting.units})", y_label, title, log_x=True)
 
 
-def _bias_panel(lift: Lift, name: str, setting: Setting) -> Panel:
+def _bias_panel(bias: Kernel, name: str, setting: Setting) -> Panel:
     """What a bias does to the weight, exp(bias); the bias itself where it rewards a lag by much."""
-
-    def bias(u: Tensor) -> Tensor:
-        return lift.bias(u[None, :, None]).detach().cpu()[..., 0]
-
     top = float(bias(lags(setting)[:, 0]).max())
     chosen, labels = _heads(bias(torch.zeros(1, dtype=torch.float64)).shape[0])
     if top > math.log(4):
@@ -134,7 +131,7 @@ def _bias_panel(lift: Lift, name: str, setting: Setting) -> Panel:
     return _panel(lines, f"{name}: factor on the softmax weight", "exp(bias)", setting)
 
 
-def kernels(text: str, content: Blocks, lifts: tuple[Lift, ...], setting: Setting) -> Figure:
+def kernels(text: str, content: Blocks, lifts: tuple[Lift, ...], setting: Setting, outside: tuple[Outside, ...] = ()) -> Figure:
     """The figure of an encoding: the content (one panel per axis), single blocks, how far they grow, and each bias."""
     panels: list[Panel | None] = []
     shown = [lift for lift in lifts if not isinstance(lift.generator, Zero)]
@@ -149,7 +146,11 @@ def kernels(text: str, content: Blocks, lifts: tuple[Lift, ...], setting: Settin
         if lift.reads_content:
             panels.append(_block_panel(read_blocks(lift.generator), f"{name} read from the content: single blocks", setting, None))
         else:
-            panels.append(_bias_panel(lift, name, setting))
+            panels.append(_bias_panel(lambda u, lift=lift: lift.bias(u[None, :, None]).detach().cpu()[..., 0], name, setting))
+    for part in outside:
+        curve = part.curve(setting.context)
+        if curve is not None:
+            panels.append(_bias_panel(curve, f"bias outside the group, at {number(setting.context)} {setting.units}", setting))
     found = [panel for panel in panels if panel is not None] or [_mean_panel(content, "content: mean over the channels", setting, None)]
     # A picture is looked at away from its page: the first panel names what is shown.
     found[0] = replace(found[0], title="\n".join([*textwrap.wrap(textwrap.shorten(text, 180, placeholder=" .."), 66), found[0].title]))

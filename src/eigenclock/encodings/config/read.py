@@ -1,0 +1,250 @@
+"""A config as encodings: one per layer type, with the conventions of the model."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from eigenclock.encodings.alibi import alibi
+from eigenclock.encodings.base import Encoding
+from eigenclock.encodings.config import families
+from eigenclock.encodings.config.build import amplitude_of, rotary
+from eigenclock.encodings.config.families import ORIGINAL
+from eigenclock.encodings.config.keys import Account, first_of, number
+from eigenclock.encodings.config.layers import FULL, layer_types, overrides, sections, sizes, without_position
+from eigenclock.encodings.config.result import Conventions, Encodings
+from eigenclock.encodings.config.section import Section, read_section
+from eigenclock.encodings.config.source import Source, load, understand
+from eigenclock.encodings.nope import nope
+from eigenclock.errors import ConfigError, UnsupportedError
+from eigenclock.schedules import alibi_slopes
+
+_YARN = 0.1  # the slope of yarn's amplitude over ln(factor)
+
+
+def encodings(
+    config: Any,
+    *,
+    head_dim: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    pairing: str | None = None,
+    length: float | None = None,
+) -> Encodings:
+    """The encodings of a model from its config: {layer type: encoding}, and the conventions found.
+
+    Reads Hugging Face configs old and new, the original params.json of Llama, nanochat configs and GGUF metadata. Every key of the rotary
+    section is used, named in a warning, or refused.
+
+    Args:
+        config: a dict, a JSON or GGUF file, a folder with config.json or params.json, or an object with ``to_dict()``.
+        head_dim, heads, kv_heads: sizes, where the config does not name them.
+        pairing: "half" or "interleaved", where the config does not settle the layout.
+        length: the length at which a schedule that depends on it (dynamic, longrope) is frozen; left out, its original length.
+    Units: radians per token.
+    Raises: ConfigError where a key is unknown, misspelt, missing or contradictory; UnsupportedError where the positions of the model are
+        outside the group.
+
+    >>> encs = encodings({"head_dim": 64, "num_attention_heads": 8, "rope_theta": 5e5})
+    >>> print(encs["full_attention"])
+    rope(head_dim=64, heads=8, theta=500000.0, pairing='half')
+    >>> encodings({"head_dim": 64, "rope_scaling": {"rope_type": "linear", "factor": 2.0}})
+    Traceback (most recent call last):
+    ...
+    eigenclock.errors.ConfigError: got no rope_theta in rope_parameters or at the top of the config; expected the base: ...
+    """
+    account = Account()
+    source = understand(load(config), account)
+    given = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
+    model_type = str(source.config.get("model_type") or "")
+    if model_type in families.OUTSIDE:
+        raise UnsupportedError(f"got model_type {model_type!r}: it has {families.OUTSIDE[model_type]}, outside the group")
+    bias = families.BIASES.get(model_type)
+    if bias is not None and bias.turned_on(source.config):
+        found = _biased(source, model_type, given, account)
+    elif bias is not None and bias.off:
+        raise UnsupportedError(f"got model_type {model_type!r} with alibi off: it has {bias.off}, outside the group")
+    else:
+        found = _rotary(source, model_type, given, pairing, length, account)
+    for text in found.warnings:
+        warnings.warn(text, UserWarning, stacklevel=2)
+    return found
+
+
+def _biased(source: Source, model_type: str, given: Mapping[str, int | None], account: Account) -> Encodings:
+    """ALiBi: BLOOM and MPT add the bias to the scaled logit, Falcon before the scale, and MPT sets the largest exponent."""
+    config, bias = source.config, families.BIASES[model_type]
+    size = sizes(config, model_type, given, account)
+    slopes: Any = None
+    published = alibi_slopes()(size.heads).values
+    inner = config.get("attn_config") or {} if model_type == "mpt" else {}
+    if model_type == "falcon":
+        slopes = (published / math.sqrt(size.head_dim)).tolist()
+        account.note("falcon rounds its slopes and biases to bfloat16; here they are exact")
+    if (largest := number(inner.get("alibi_bias_max", 8), "attn_config.alibi_bias_max", above=0)) != 8:
+        slopes = (published ** (largest / 8)).tolist()
+        account.warn(f"attn_config.alibi_bias_max={largest:g} is used; transformers 5 computes the bias of MPT with 8 whatever it says")
+    if inner.get("rope"):
+        raise ConfigError("got attn_config.rope beside alibi; expected one of them")
+    encoding = alibi(size.head_dim, heads=size.heads, kv_heads=size.kv_heads, slopes=slopes)
+    layers = layer_types(config, model_type)
+    scale = inner.get("softmax_scale")
+    said = Conventions(
+        source.name, model_type, bias=bias.placement, scale=None if scale is None else number(scale, "softmax_scale", above=0)
+    )
+    return Encodings({FULL: encoding}, said, layers, tuple(account.notes), tuple(account.warnings))
+
+
+def _rotary(
+    source: Source,
+    model_type: str,
+    given: Mapping[str, int | None],
+    pairing: str | None,
+    length: float | None,
+    account: Account,
+) -> Encodings:
+    config = _with_defaults(source.config, model_type, account)
+    _check_kind(config)
+    layers = layer_types(config, model_type)
+    skipped = without_position(config, model_type, layers, account)
+    layers = layers or (FULL,) * len(skipped)
+    types = tuple(dict.fromkeys(kind for kind in layers if kind not in families.NO_ENCODING))
+    still = tuple(kind for kind in types if skipped and all(off for off, name in zip(skipped, layers, strict=True) if name == kind))
+    raw = sections(config, model_type, tuple(kind for kind in types if kind not in still), source.theta, account)
+    longest = first_of(config, families.LONGEST)
+    turned = [kind for kind, section in raw.items() if section is not None]
+    sign = source.sign or (-1 if model_type in families.MINUS else 1)
+    source = replace(source, sign=sign, pairing=_pairing(source, model_type, config, pairing, account) if turned else None)
+    out: dict[str, Encoding] = {}
+    read: list[Section] = []
+    for kind in types or tuple(raw):
+        size = sizes(config, model_type, given, account, overrides(config, model_type, kind, layers))
+        section = raw.get(kind)
+        if section is not None:
+            where = f"rope_parameters[{kind!r}]" if len(raw) > 1 else "rope_parameters"
+            read.append(read_section(_complete(section, config, model_type, account), where, longest, account))
+            out[kind] = rotary(read[-1], size, source, _rotary_dim(config), longest, length, account)
+        else:
+            out[kind] = nope(size.head_dim, heads=size.heads, kv_heads=size.kv_heads)
+    keys = _split(out, layers, skipped, still)
+    for kind in dict.fromkeys(layers):
+        if kind in families.NO_ENCODING:
+            account.note(f"layers of type {kind} are no softmax attention and have no encoding here")
+    said = Conventions(
+        source.name,
+        model_type or None,
+        source.pairing,
+        sign,
+        amplitude_of(read, scaled=config.get("qk_nope_head_dim") is not None),
+        scale=_scale(config, model_type, read),
+    )
+    return Encodings(out, said, keys, tuple(account.notes), tuple(account.warnings))
+
+
+def _split(out: dict[str, Encoding], layers: tuple[str, ...], skipped: tuple[bool, ...], still: tuple[str, ...]) -> tuple[str, ...]:
+    """The key of every layer; layers without position get keys of their own where others of their type turn."""
+    if not skipped:
+        return layers
+    keys = tuple(f"{kind}_nope" if off and kind not in still else kind for kind, off in zip(layers, skipped, strict=True))
+    for kind, key in zip(layers, keys, strict=True):
+        if key != kind and key not in out:
+            one = out[kind]
+            out[key] = nope(one.head_dim, heads=one.heads, kv_heads=one.kv_heads)
+    return keys
+
+
+def _with_defaults(config: Mapping[str, Any], model_type: str, account: Account) -> Mapping[str, Any]:
+    """The config with the sizes and the share of the head that turns, where its model type has them by default and it says nothing."""
+    for key, value in families.DEFAULT_SIZES.get(model_type, {}).items():
+        if config.get(key) is None:
+            account.note(f"{key} is named nowhere: {value} is used, the default of {model_type}")
+            config = {**config, key: value}
+    share = families.DEFAULT_SHARE.get(model_type)
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    parts = [given, *(part for part in given.values() if isinstance(part, Mapping))] if isinstance(given, Mapping) else []
+    if share is None or any(key in config for key in (*families.SHARE, *families.ROTARY_DIM)) or any(families.SHARE[0] in p for p in parts):
+        return config
+    account.note(f"partial_rotary_factor is named nowhere: {share:g} is used, the default of {model_type}")
+    return {**config, "partial_rotary_factor": share}
+
+
+def _check_kind(config: Mapping[str, Any]) -> None:
+    kind = config.get("position_embedding_type")
+    if config.get("rotary", True) is not True:
+        raise ConfigError(f"got rotary={config['rotary']!r}; expected true, or another model_type")
+    if kind is not None and not str(kind).startswith(("rope", "rotary")):
+        raise UnsupportedError(
+            f"got position_embedding_type={kind!r}; expected 'rope': other kinds are read for BLOOM, MPT and Falcon only"
+        )
+
+
+def _complete(section: Mapping[str, Any], config: Mapping[str, Any], model_type: str, account: Account) -> Mapping[str, Any]:
+    """A section with what its model type reads elsewhere or under another name."""
+    out, kind = dict(section), section.get("rope_type", section.get("type"))
+    if config.get(ORIGINAL) is not None and kind in ("yarn", "longrope", "su", "llama3", "dynamic"):
+        inside = out.setdefault(ORIGINAL, config[ORIGINAL])
+        if inside != config[ORIGINAL]:
+            raise ConfigError(f"got {ORIGINAL}={config[ORIGINAL]!r} at the top of the config and {inside!r} inside; expected one")
+    if model_type.startswith("phi3") and "short_factor" in out and kind == "yarn":
+        out = {key: value for key, value in out.items() if key != "type"} | {"rope_type": "longrope"}
+    if model_type == "phimoe" and "short_mscale" in out:
+        short, long = out.pop("short_mscale"), out.pop("long_mscale", None)
+        if short != long:
+            raise UnsupportedError(f"got short_mscale={short!r} and long_mscale={long!r}; expected them equal: an amplitude has one value")
+        out["attention_factor"] = short
+    if model_type.startswith("hunyuan") and kind == "dynamic" and out.get("alpha"):
+        account.note(f"rope_type='dynamic' with alpha={out['alpha']!r} is a larger base for every length; the other keys have no effect")
+        out = {"rope_type": "ntk", "factor": out["alpha"], "rope_theta": out.get("rope_theta")}
+    if model_type in families.M_ROPE:
+        usual, interleaved = families.M_ROPE[model_type]
+        out["mrope_section"] = out.get("mrope_section") or usual
+        out.setdefault("mrope_interleaved", interleaved)
+    return out
+
+
+def _rotary_dim(config: Mapping[str, Any]) -> int | None:
+    named = first_of(config, families.ROTARY_DIM)
+    if named is None:
+        return None
+    width = number(named[1], named[0], above=0)
+    if width % 2:
+        raise ConfigError(f"got {named[0]}={width}; expected an even width: rotations act on pairs of channels")
+    return int(width)
+
+
+def _pairing(source: Source, model_type: str, config: Mapping[str, Any], given: str | None, account: Account) -> str:
+    """Which channels turn together: what the source says, else what its model type does."""
+    if given not in (None, "half", "interleaved"):
+        raise ConfigError(f"got pairing={given!r}; expected 'half' or 'interleaved'")
+    found = source.pairing
+    if found is None and source.name == "huggingface":
+        found = "half" if model_type in families.HALF else "interleaved" if model_type in families.INTERLEAVED else None
+        flag = config.get("rope_interleave", config.get("rope_interleaved"))
+        if flag is not None:
+            found = "interleaved" if flag else "half"
+    if found is not None:
+        if given not in (None, found):
+            raise ConfigError(f"got pairing={given!r} in the call, but the config is of a model with the {found} pairing")
+        return found
+    if given is None and source.name == "gguf":
+        raise ConfigError("got a GGUF architecture whose layout is not known; expected pairing='half' or 'interleaved' in the call")
+    if given is None and model_type:
+        account.warn(f"the layout of model_type {model_type!r} is not known here: half is used, as in most of transformers; check pairing=")
+    return given or "half"
+
+
+def _scale(config: Mapping[str, Any], model_type: str, read: list[Section]) -> float | None:
+    """The factor on the inner product where it is not 1/sqrt(head_dim)."""
+    if (value := config.get("query_pre_attn_scalar")) is not None:
+        return number(value, "query_pre_attn_scalar", above=0) ** -0.5
+    if model_type.startswith("granite") and (value := config.get("attention_multiplier")) is not None:
+        return number(value, "attention_multiplier", above=0)
+    if model_type == "gemma4_text":
+        return 1.0
+    fixed, turned = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
+    if fixed is not None and turned is not None and read and read[0].rope_type == "yarn":
+        values, width = read[0].values, fixed + turned
+        every = values.get("mscale_all_dim", 0)
+        return (_YARN * every * math.log(values["factor"]) + 1) ** 2 / math.sqrt(width) if every else None
+    return None

@@ -1,0 +1,149 @@
+"""Where a config comes from: a dict, a file, a folder or an object, in the words of Hugging Face, Meta, nanochat or GGUF."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eigenclock.encodings.config.families import ORIGINAL, OUTSIDE, ROTARY_TOP
+from eigenclock.encodings.config.keys import Account, misspelt, number, unknown
+from eigenclock.errors import ConfigError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A config in the words of Hugging Face, and what its own dialect settles.
+
+    ``divisors`` divide the frequencies pair by pair; ``theta`` is the base its code turns with where no key names one.
+    """
+
+    config: Mapping[str, Any]
+    name: str = "huggingface"
+    pairing: str | None = None
+    sign: int | None = None
+    divisors: tuple[float, ...] | None = None
+    theta: float | None = None
+
+
+def load(config: Any) -> Mapping[str, Any]:
+    """The config as a mapping, read from wherever it is.
+
+    Raises: ConfigError where there is nothing to read, or no mapping in it.
+    """
+    if isinstance(config, Mapping):
+        return config
+    if isinstance(config, str | Path):
+        return _read(Path(config))
+    if callable(getattr(config, "to_dict", None)):
+        return config.to_dict()
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return dataclasses.asdict(config)
+    raise ConfigError(f"got a config of type {type(config).__name__}; expected a dict, a path, or an object with to_dict()")
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    if path.is_dir():
+        found = [path / name for name in ("config.json", "params.json") if (path / name).is_file()]
+        if not found:
+            raise ConfigError(f"got the folder {path}; expected a config.json or params.json in it")
+        path = found[0]
+    if path.suffix == ".gguf":
+        from eigenclock.encodings.config.gguf_file import read_gguf
+
+        return read_gguf(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"got the config file {path}; it cannot be read ({error.strerror}): names are not downloaded") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"got the config file {path}; expected JSON, but {error}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"got the config file {path} with a {type(data).__name__} in it; expected an object of keys and values")
+    return data
+
+
+def understand(config: Mapping[str, Any], account: Account) -> Source:
+    """The config in the words of Hugging Face, whatever dialect it is in.
+
+    Raises: ConfigError or UnsupportedError where the dialect is one whose positions are outside the group.
+    """
+    if "general.architecture" in config:
+        from eigenclock.encodings.config.gguf_keys import from_gguf
+
+        return from_gguf(config, account)
+    if "model_type" not in config:
+        if "dim" in config and ("n_heads" in config or "n_layers" in config):
+            return _meta(config, account)
+        if "block_size" in config and "n_embd" in config:
+            raise UnsupportedError(
+                f"got a nanoGPT config: it has {OUTSIDE['nanogpt']}, outside the group; expected an encoding in its place, such as ec.rope"
+            )
+        if "sequence_len" in config and "n_embd" in config:
+            return _nanochat(config, account)
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        _refuse_beside(config, text)
+        account.note("the encodings are those of text_config")
+        return Source(text)
+    return Source(config)
+
+
+def _refuse_beside(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    for key in ROTARY_TOP:
+        if config.get(key) is not None and config[key] != text.get(key):
+            raise ConfigError(
+                f"got {key}={config[key]!r} beside text_config, where it is {text.get(key)!r}; expected it in text_config only"
+            )
+
+
+_META_ROPE = ("rope_theta", "use_scaled_rope", "rope_scaling_factor", "rope_high_freq_factor")
+
+
+def _meta(config: Mapping[str, Any], account: Account) -> Source:
+    """The original params.json of Llama: neighbouring pairs, the scaling of 3.1 behind a flag."""
+    _check_dialect(config, (*_META_ROPE, *ROTARY_TOP), "params.json")
+    out = {
+        key: config[key] for key in ("dim", "n_heads", "n_kv_heads", "n_layers", "head_dim", "rope_theta") if config.get(key) is not None
+    }
+    if config.get("use_scaled_rope"):
+        factor = config.get("rope_scaling_factor")
+        if factor is None:
+            account.warn("use_scaled_rope names no factor: the 8 of Llama 3.1 is used; the small models of 3.2 were released with 32")
+        high = config.get("rope_high_freq_factor")
+        out["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": 8.0 if factor is None else factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0 if high is None else high,
+            ORIGINAL: 8192,
+        }
+    elif config.get("rope_scaling_factor") is not None:
+        raise ConfigError("got rope_scaling_factor without use_scaled_rope; expected both")
+    return Source(out, "meta", "interleaved", 1, theta=10000.0)
+
+
+def _nanochat(config: Mapping[str, Any], account: Account) -> Source:
+    """nanochat: half pairing, both sides turn by minus the angle, base 100000 in its code."""
+    _check_dialect(config, ("rope_theta", *ROTARY_TOP), "a nanochat config")
+    account.note("nanochat multiplies queries and keys by a constant after its norm; that is not part of the encoding")
+    return Source(config, "nanochat", "half", -1, theta=100000.0)
+
+
+def _check_dialect(config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key, value in config.items():
+        if key not in known and (any(word in key.lower() for word in ("rope", "rotary")) or misspelt(key, known, 0.9)):
+            raise unknown(key, value, where, known)
+
+
+def uniform(value: Any, key: str) -> Any:
+    """A number that a file may give once or per layer.
+
+    Raises: UnsupportedError where layers differ.
+    """
+    if isinstance(value, list | tuple):
+        if len(set(value)) != 1:
+            raise UnsupportedError(f"got {key} that differs between layers: {sorted(set(value))}; expected one number for all of them")
+        value = value[0]
+    return number(value, key, least=0)

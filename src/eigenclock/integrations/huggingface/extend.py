@@ -1,0 +1,184 @@
+"""A longer context for a pretrained model: the right parameters from its configuration, written so that plain transformers reads them."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eigenclock.encodings import Encoding
+from eigenclock.encodings.config import encodings
+from eigenclock.errors import ConfigError
+from eigenclock.integrations.huggingface.install import Installed, install
+from eigenclock.integrations.huggingface.seams import Seams, find_seams
+from eigenclock.present.table import Table
+from eigenclock.registry import lookup
+
+METHODS = {
+    "linear": "every frequency divided by the factor (position interpolation)",
+    "ntk": "a larger base: the fastest pair kept, the slowest divided by the factor",
+    "yarn": "fast pairs kept, slow pairs divided, a ramp between them, and a sharper softmax",
+    "llama3": "fast pairs kept, slow pairs divided, a smooth mix between them in the number of turns",
+    "damped": "experimental: the model's own rotation, and far logits fade towards 0 (a gain)",
+    "recency": "experimental: the model's own rotation, and far weights fade (a bias on the logit)",
+    "removed": "experimental (DroPE): no rotation at all; needs a short recalibration by training",
+}
+"""The ways a context is extended; the first four are said in transformers' own keys."""
+
+
+@dataclass(frozen=True)
+class Extended:
+    """What an extension did to a model.
+
+    method, original, to: how, and from which length to which. rope_parameters: what config.json says now, None where transformers has no
+    words for it. installed: the encoding at work where it has none. pairs: how many pairs of channels keep their frequency, are mixed, and
+    are divided. logits: what the logits of turned channels are multiplied by. cache_bytes: a full key and value cache of one row.
+    """
+
+    method: str
+    original: int
+    to: int
+    rope_parameters: dict[str, Any] | None
+    installed: Installed | None
+    pairs: tuple[int, int, int]
+    logits: float
+    cache_bytes: int
+
+    @property
+    def portable(self) -> bool:
+        """Whether plain transformers loads and runs the saved model."""
+        return self.installed is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        names = ("method", "original", "to", "rope_parameters", "portable", "logits", "cache_bytes")
+        return {name: getattr(self, name) for name in names} | {"pairs": dict(zip(("kept", "mixed", "divided"), self.pairs, strict=True))}
+
+    def table(self) -> Table:
+        """The report as the table that the command line prints."""
+        kept, mixed, divided = self.pairs
+        below = "nothing" if self.portable and not mixed + divided and self.logits == 1 else "scores change at every lag"
+        rows = [
+            ("method", f"{self.method}: {METHODS[self.method]}"),
+            ("length", f"{self.original} -> {self.to} (factor {self.to / self.original:g})"),
+            ("pairs of channels", f"{kept} keep their frequency, {mixed} are mixed, {divided} are divided by the factor"),
+            ("logits of turned channels", f"times {self.logits:.4g}"),
+            ("within the original length", below),
+            ("a full cache, one row", f"{self.cache_bytes / 2**20:.1f} MiB"),
+            ("saved model", "runs in plain transformers" if self.portable else "needs eigenclock: plain transformers refuses it"),
+        ]
+        return Table(f"Context extension: {self.method}", ("what", "value"), tuple(rows))
+
+
+def extend(model: Any, *, to: int, method: str = "yarn", half_life: float | None = None) -> Extended:
+    """Extend the context of a pretrained decoder in place, with parameters worked out from its configuration.
+
+    Portable first: ``linear``, ``ntk``, ``yarn`` and ``llama3`` are written as transformers' own ``rope_parameters``, so that the saved
+    model loads in plain transformers and in servers that read the same keys. The experimental methods install an encoding (see
+    :func:`install`), and a model saved with one is refused by plain transformers with one line. Layers with a sliding window keep theirs.
+
+    Args:
+        model: a transformers decoder that has rotary positions and no scaling yet.
+        to: the new length in tokens.
+        method: a name in ``METHODS``.
+        half_life: for "damped" and "recency": tokens after which a logit, or a weight, is halved; 4 times the original length if left out.
+    Raises: ConfigError where ``to`` is not above the original length, or the model is scaled already; UnsupportedError for a model
+        without a known seam; UnknownNameError for another method.
+    Source: Chen et al. (PI), 2306.15595; Peng et al. (YaRN), 2309.00071; Gelberg et al. (DroPE), 2512.12167.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=256)
+    >>> done = extend(LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)), to=1024)
+    >>> done.rope_parameters["rope_type"], done.rope_parameters["factor"], done.pairs
+    ('yarn', 4.0, (2, 4, 2))
+    """
+    lookup(METHODS, method, "method")
+    seams = find_seams(model)
+    kinds = [kind for kind in dict.fromkeys(seams.layer_types) if kind != "sliding_attention"] or list(dict.fromkeys(seams.layer_types))
+    parameters, nested = _parameters(seams, kinds)
+    original = seams.config.max_position_embeddings
+    if isinstance(to, bool) or not isinstance(to, int) or to <= original:
+        raise ConfigError(f"got to={to!r}; expected a number of tokens above {original}, the model's max_position_embeddings")
+    before = encodings(seams.config)
+    factor = to / original
+    if method in ("linear", "ntk", "yarn", "llama3"):
+        scaled = {kind: _scaled(method, parameters[kind], factor, original, _turned(before[kind])) for kind in kinds}
+        new = (dict(seams.config.rope_parameters) | scaled) if nested else scaled[kinds[0]]
+        seams.config.rope_parameters = new
+        seams.config.max_position_embeddings = to
+        rotary = seams.decoder.rotary_emb
+        seams.decoder.rotary_emb = type(rotary)(seams.config).to(next(seams.decoder.parameters()).device)
+        after, installed = encodings(seams.config)[kinds[0]], None
+    else:
+        new, after = None, before[kinds[0]]
+        changed = {kind: _experimental(method, one, half_life or 4 * original) for kind, one in before.items()}
+        installed = install(model, [changed[kind] for kind in before.layers])
+        seams.config.max_position_embeddings = to
+    return Extended(
+        method, original, to, new, installed, _pairs(before[kinds[0]], after, factor, method), _logits(after), _cache_bytes(seams, to)
+    )  # fmt: skip
+
+
+def _parameters(seams: Seams, kinds: list[str]) -> tuple[dict[str, dict[str, Any]], bool]:
+    """The rope_parameters of each layer type, and whether the configuration keeps one dictionary for each."""
+    given = seams.config.rope_parameters or {}
+    nested = all(isinstance(given.get(kind), dict) for kind in kinds)
+    rows = {kind: dict(given[kind] if nested else given) for kind in kinds}
+    for kind, row in rows.items():
+        if "rope_theta" not in row:
+            raise ConfigError(f"got rope_parameters={given} for {kind}; expected a rope_theta: the model has no rotary positions to extend")
+        if row.get("rope_type", "default") != "default":
+            raise ConfigError(f"got a model whose rope_type is {row['rope_type']!r} already; expected 'default': extend the original model")
+    return rows, nested
+
+
+def _turned(encoding: Encoding) -> int:
+    """The rotary width."""
+    return sum(turn.width for turn in encoding.generator().split().turns)
+
+
+def _scaled(method: str, row: dict[str, Any], factor: float, original: int, width: int) -> dict[str, Any]:
+    """transformers' own words for a method."""
+    if method == "ntk":
+        return row | {"rope_theta": row["rope_theta"] * factor ** (width / (width - 2))}
+    new = row | {"rope_type": method, "factor": factor}
+    if method == "yarn":
+        new |= {"original_max_position_embeddings": original, "beta_fast": 32.0, "beta_slow": 1.0}
+    if method == "llama3":
+        new |= {"original_max_position_embeddings": original, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return new
+
+
+def _experimental(method: str, own: Encoding, half_life: float) -> Encoding:
+    """An encoding that transformers has no words for."""
+    from eigenclock.encodings import decay, decay_bias, nope
+
+    sizes: dict[str, Any] = {"heads": own.heads, "kv_heads": own.kv_heads}
+    if method == "removed":
+        return nope(own.head_dim, **sizes)
+    return own * (decay if method == "damped" else decay_bias)(own.head_dim, half_life=half_life, **sizes)
+
+
+def _pairs(before: Encoding, after: Encoding, factor: float, method: str) -> tuple[int, int, int]:
+    """How many frequencies are kept, mixed and divided by the factor."""
+    if method == "removed":
+        return 0, 0, 0
+    old, new = (torch.cat([turn.freq.flatten() for turn in e.generator().split().turns]) for e in (before, after))
+    ratio = old / new
+    kept, divided = (int((ratio - x).abs().lt(1e-3 * x).sum()) for x in (1.0, factor))
+    return kept, ratio.numel() - kept - divided, divided
+
+
+def _logits(encoding: Encoding) -> float:
+    """What the encoding's amplitude does to the logits of turned channels."""
+    one = torch.ones(1, 1, 1, encoding.head_dim, dtype=torch.float64)
+    q, k = encoding.read_in(one, one)
+    turns = encoding.generator().split().turns
+    return float((q * k).flatten()[turns[0].start]) if turns else 1.0
+
+
+def _cache_bytes(seams: Seams, to: int) -> int:
+    """Bytes of keys and values of one row at the full length, sliding layers at their window."""
+    window = getattr(seams.config, "sliding_window", None) or math.inf
+    tokens = sum(min(to, window) if kind == "sliding_attention" else to for kind in seams.layer_types)
+    return int(tokens * 2 * seams.kv_heads * seams.head_dim * next(seams.decoder.parameters()).element_size())
