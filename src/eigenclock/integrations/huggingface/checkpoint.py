@@ -19,8 +19,8 @@ NAMES = {
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-def from_gguf(path: str | os.PathLike[str]) -> Any:
-    """A transformers Llama model from a GGUF file, in float32.
+def from_gguf(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> Any:
+    """A transformers Llama model from a GGUF file, its weights in ``dtype`` and its frequencies in float32.
 
     GGUF keeps the rows of the query and key projections interleaved, (2i, 2i + 1), as Llama was trained; transformers turns halves,
     (i, i + d/2). Loaded as they are the weights fit, and the model writes nonsense; here they are converted.
@@ -59,20 +59,20 @@ def from_gguf(path: str | os.PathLike[str]) -> Any:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     rows = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads}
-    state = dict(_weights(tensors, gguf, rows))
+    state = dict(_weights(tensors, gguf, rows, dtype))
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # the table of frequencies is no weight
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # no weight, and no cast may touch it
     model.tie_weights()
     return model.eval()
 
 
-def _weights(tensors: dict[str, Any], gguf: Any, rows: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
-    """Names of transformers and float32 weights, queries and keys in halves."""
+def _weights(tensors: dict[str, Any], gguf: Any, rows: dict[str, int], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Names of transformers and weights, queries and keys in halves."""
     for name, tensor in tensors.items():
         base, _, kind = name.rpartition(".")
-        weight = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy()).float()
+        weight = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy()).to(dtype)
         if base in OUTER:
             yield f"{OUTER[base]}.{kind}", weight
             continue

@@ -53,7 +53,7 @@ class Source:
     def load(self) -> Any:
         """The model, afresh."""
         if self.gguf:
-            return from_gguf(self.path).to(self.dtype)
+            return from_gguf(self.path, self.dtype)
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(self.path, dtype=self.dtype).eval()
