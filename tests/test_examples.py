@@ -46,7 +46,9 @@ def parity():
     return load("parity")
 
 
-ARGUMENTS = {"parity": ("--quick",)}  # what trains for minutes has a short form
+ARGUMENTS = {"parity": ("--quick",), "extend_smollm2": ("--tokens", "256")}  # what takes minutes has a short form
+NEEDS = {"extend_smollm2": pytest.mark.assets("smollm2")}
+SCRIPTS = [pytest.param(name, marks=NEEDS.get(name, ())) for name in sorted(path.stem for path in EXAMPLES.glob("*.py"))]
 
 
 @functools.cache
@@ -57,7 +59,7 @@ def run(name):
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_runs_as_a_script(name):
     done = run(name)
     assert done.returncode == 0, done.stderr
@@ -242,3 +244,16 @@ def test_learned_angles_learn_parity_and_fixed_ones_do_not(parity):
     assert list(reached) == ["selective_rope", "rope"]
     assert reached["selective_rope"][40] > 99 and reached["selective_rope"][64] > 95
     assert all(40 < x < 60 for x in reached["rope"].values())
+
+
+# --- a longer context for a real model ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.assets("smollm2")
+def test_the_layout_trap_costs_the_text_and_the_own_rotation_nothing():
+    said = run("extend_smollm2").stdout
+    halves, pairs = (float(x) for x in re.search(r"turns them: ([\d.]+); with the file's pairs: ([\d.]+)", said).groups())
+    assert pairs > halves + 1
+    assert "the same tokens as before" in said
+    rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line.startswith("| ")}
+    assert {"plain", "linear", "yarn", "damped", "recency"} <= rows.keys()

@@ -363,7 +363,7 @@ ENCODINGS: dict[str, list[tuple[Encoding, dict]]] = {
     ],
     "fox": [
         (ec.fox(4, heads=2, features=5), {"formula": lambda q, k, s, u: q @ k.mT / 2 - (s[..., :, None] - u[..., None, :])}),
-        (ec.fox(4, heads=4, kv_heads=2, features=5, clock=ec.Cumulative(5, gate="softplus", base=ec.Timestamps("s"))), {}),
+        (ec.fox(4, heads=4, kv_heads=2, features=5, clock=ec.Cumulative(5, gate="softplus", base=ec.Index(decreasing="sort"))), {}),
     ],
     "wall": [
         (ec.wall(4, heads=2), {"formula": _per_channel_formula}),

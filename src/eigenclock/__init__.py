@@ -11,6 +11,8 @@ from eigenclock.attention import explain as explain
 from eigenclock.attention import linear_attention as linear_attention
 from eigenclock.attention import moved_keys as moved_keys
 from eigenclock.attention import scores as scores
+from eigenclock.audit import Report as Report
+from eigenclock.audit import audit as audit
 from eigenclock.clocks import CLOCKS as CLOCKS
 from eigenclock.clocks import Axes as Axes
 from eigenclock.clocks import Column as Column
@@ -76,6 +78,7 @@ from eigenclock.errors import GrowthError as GrowthError
 from eigenclock.errors import ShapeError as ShapeError
 from eigenclock.errors import UnknownNameError as UnknownNameError
 from eigenclock.errors import UnsupportedError as UnsupportedError
+from eigenclock.integrations.huggingface.extend import extend as extend
 from eigenclock.integrations.layout import convert as convert
 from eigenclock.schedules import SCHEDULES as SCHEDULES
 from eigenclock.schedules import alibi_slopes as alibi_slopes

@@ -143,7 +143,9 @@ def test_underflow_not_overflow(rates, gaps, dtype, recipe, seed):
     for what, x in {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": v.grad}.items():
         assert torch.isfinite(x).all(), what
     expected = ec.scores(q.detach().double(), k.detach().double(), enc, times=times).softmax(-1) @ v.detach().double()
-    assert (out.double() - expected).abs().max() <= 20 * max(torch.finfo(dtype).eps, 1e-12)
+    # An angle of 1e9 radians, of a key or of a lag, is itself rounded in float64.
+    angle = torch.finfo(torch.float64).eps * float(times[-1]) if recipe == "damped_rope" else 0.0
+    assert (out.double() - expected).abs().max() <= 20 * max(torch.finfo(dtype).eps, 1e-12) + 4 * angle
 
 
 @pytest.mark.parametrize("backend", ["auto", "tiled"])

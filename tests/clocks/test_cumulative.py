@@ -138,7 +138,7 @@ def test_bad_input_is_one_clear_error():
         for bad in (torch.nan, torch.inf):
             spoilt = x.index_fill(1, torch.tensor(2), bad)
             with pytest.raises(ec.ClockError, match=r"NaN or infinite increments .* token 2 \(row 0\)"):
-                run(q, q, q, gated, x=spoilt)
+                run(q, q, q, gated, x=spoilt, times=torch.arange(4))
         with pytest.raises(ec.ClockError, match="no activations"):
             run(q, q, q, gated)
         with pytest.raises(ec.ClockError, match="no activations"):
@@ -328,3 +328,11 @@ def test_pieces_may_come_in_other_types():
         assert torch.allclose(torch.cat([first.ticks, rest.ticks], 2), expected, rtol=1e-12, atol=1e-15)
         plain = clock(times, x=x, mask=some).ticks
         assert torch.allclose(expected, plain, rtol=1e-12, atol=1e-15)
+
+
+def test_a_base_that_reads_stamps_wants_them():
+    """A gate on elapsed seconds has nothing to multiply without stamps: no step of 1 stands in for them."""
+    clock = ec.Cumulative(4, base=ec.Timestamps("ns")).bind(1, 1)
+    with pytest.raises(ec.ClockError, match="got no times"):
+        clock(x=torch.randn(1, 3, 4))
+    assert ec.Cumulative(4).bind(1, 1)(x=torch.randn(1, 3, 4)).ticks.shape == (1, 1, 3)

@@ -64,6 +64,33 @@ def test_one_layer_equals_the_dense_sum(tokens: Tensor) -> None:
     assert torch.allclose(seen["out"].double(), wanted.transpose(1, 2).flatten(2), atol=1e-6)
 
 
+@pytest.mark.parametrize("spec", ["alibi", "damped_rope(half_life=8)", "fox(features=64)", "wall(features=64)"])
+def test_packed_documents_are_those_alone(spec: str, tokens: Tensor) -> None:
+    """Positions that start again mark documents: every encoding, and every clock, starts again with them."""
+    model = tiny()
+    install(model, spec)
+    positions = torch.cat([torch.arange(10), torch.arange(14)])[None]
+    with torch.no_grad():
+        packed = model(tokens, position_ids=positions, use_cache=False).logits
+        for part in (slice(0, 10), slice(10, 24)):
+            assert torch.allclose(packed[:, part], model(tokens[:, part], use_cache=False).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["damped_rope(half_life=8)", "fox(features=64)", "wall(features=64)"])
+def test_beams_carry_their_own_times(spec: str, tokens: Tensor) -> None:
+    """The probability that beam search accumulates against its reordered cache is that of one forward over what it returns."""
+    model = tiny(eos_token_id=None)
+    install(model, spec)
+    mask = torch.ones_like(tokens)
+    mask[0, :5] = 0
+    call: dict[str, Any] = {"max_new_tokens": 6, "num_beams": 4, "length_penalty": 0.0, "do_sample": False}
+    out = model.generate(tokens, attention_mask=mask, return_dict_in_generate=True, output_scores=True, **call)
+    whole = torch.cat([mask, torch.ones(2, 6, dtype=torch.long)], 1)
+    with torch.no_grad():
+        logits = model(out.sequences, attention_mask=whole, use_cache=False).logits[:, 23:-1].log_softmax(-1)
+    assert torch.allclose(logits.gather(-1, out.sequences[:, 24:, None]).sum((1, 2)), out.sequences_scores, atol=1e-4)
+
+
 STAMPS = 1_700_000_000_000_000_000 + torch.tensor([0, 5, 5, 9, 30, 31, 31, 90, 400, 401, 500, 777]).cumsum(0) * 10**9
 TIMED = "damped_rope(half_life='5min', clock=timestamps(unit='ns', per='s')) * alibi(clock=timestamps(unit='ns', per='s'))"
 

@@ -368,3 +368,13 @@ def test_a_share_of_one_is_mamba2():
         plain.clock.bias.copy_(clock.bias[:H])
     weighted = v * plain.clock.increments(x)[..., :1]
     close(ec.linear_attention(q, k, v, encoding, x=x)[0], ec.linear_attention(q, k, weighted, plain, x=x)[0], 1e-6)
+
+
+def test_a_document_that_opens_behind_padding_takes_no_gap():
+    """The first real token of a piece may begin a document although the padding before it belongs to the one that is open."""
+    encoding, tensors, x = CONTINUED["mamba3"](1), inputs(3, 1), activations(3)
+    mask = torch.tensor([[True, False, True], [False, True, True]])
+    keywords = {"times": torch.tensor([0.5, 0.7, 1.9], dtype=torch.float64), "documents": torch.tensor([0, 1, 1]), "mask": mask}
+    whole, _ = run(tensors, encoding, x, [], keywords, form="chunked")
+    got, _ = run(tensors, encoding, x, [1], keywords, form="chunked")
+    close(got * mask[:, None, :, None], whole * mask[:, None, :, None])

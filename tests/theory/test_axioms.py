@@ -179,12 +179,16 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("name", list(ec.ENCODINGS))
+# What is outside the group names its axiom, and `eigenclock.testing.check_axioms` measures that it breaks.
+MEMBERS = [name for name in ec.ENCODINGS if not ec.encoding(NEEDS.get(name, name), head_dim=8, heads=2).breaks]
+
+
+@pytest.mark.parametrize("name", MEMBERS)
 def test_every_registered_encoding_is_a_group_with_its_lifts(name):
     """F . G is the logit of ``scores``, and keeps all five axioms: for t >= s the mirrored half of a two-sided one is not asked."""
     enc = ec.encoding(NEEDS.get(name, name), head_dim=8, heads=2)
-    dim, scale = enc.head_dim, enc.head_dim**-0.5
-    q, k = (torch.randn(1, 2, 1, dim, dtype=F64) for _ in range(2))
+    dim, scale = enc.width, enc.head_dim**-0.5
+    q, k = (torch.randn(1, 2, 1, enc.head_dim, dtype=F64) for _ in range(2))
     times = (3.25, 1.5)
     if enc.clock.sums:  # a learned clock: the law in the time that it gives
         for head in range(2):
@@ -194,6 +198,7 @@ def test_every_registered_encoding_is_a_group_with_its_lifts(name):
         return
     wide = (lambda x: t([x] * enc.clock.width)) if enc.clock.width > 1 else t
     z = ec.scores(q, k, enc, times=wide(times[0]), key_times=wide(times[1]), causal=enc.clock.width == 1)
+    q, k = enc.read_in(q, k)  # what stands before the group knows no time
     for head in range(2):
         F, G = maps_of(enc.generator(), head, lifts=enc.lifts(), scale=scale)
         logit = (F(q[0, head], times[0]) * G(k[0, head], times[1])).sum().detach()

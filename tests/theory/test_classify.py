@@ -276,7 +276,9 @@ def test_every_encoding_is_recognised(name, dtype):
         matrices = generator.matrix().to(dtype)
         for matrix in matrices.reshape(-1, *matrices.shape[-2:]):
             found = ec.classify(matrix)
-            assert found.certain and found.form == generator.form, found
+            # Lightning's first head has the rate 0: its numbers are those of no decay at all.
+            expected = generator.form if matrix.any() else ec.JordanForm(f"{len(matrix)}Z")
+            assert found.certain and found.form == expected, found
 
 
 def example(form: str) -> np.ndarray:

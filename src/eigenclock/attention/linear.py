@@ -125,7 +125,7 @@ def _attend(
     problem = build(
         q, k, v, encoding, times=times, key_times=None, x=x, key_x=None, causal=True, window=None, documents=ids, mask=key_mask,
         scale=scale, read=Times(ticks, ticks, given_origin(encoding.clock, reading, times)), before=None if state is None else state.tick,
-        opens=None if continues is None else ~continues,
+        opens=None if continues is None else _opens(ids, key_mask, state),
     )  # fmt: skip
     ahead = problem.weights is not None and problem.weights.ahead is not None
     if state is not None:
@@ -158,6 +158,15 @@ def _attend(
         *(_last_token(k, v[..., : problem.v.shape[-1]], last_real, state) if ahead else ()),
     )  # fmt: skip
     return out.to(q.dtype), new
+
+
+def _opens(ids: Tensor | None, key_mask: Tensor | None, state: State | None) -> Tensor:
+    """Whether the first real token of each row begins a document, (B|1,): padding before it has the id of the state's."""
+    assert ids is not None and state is not None and state.document is not None  # asked for a state with documents only
+    if key_mask is None:
+        return ids[:, 0] != state.document
+    first = key_mask.long().argmax(-1, keepdim=True)
+    return ids.expand(first.shape[0], -1).gather(-1, first)[:, 0] != state.document
 
 
 def _check_encoding(encoding: Encoding) -> None:

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eigenclock.attention.kept import read_tensors, row_numbers, write_tensors
 from eigenclock.encodings import Encoding
-from eigenclock.errors import ConfigError, ShapeError, UnsupportedError
-from eigenclock.present.files import file_error, write_whole
+from eigenclock.errors import ConfigError, ShapeError
 
 _FORMAT = "eigenclock.state.1"
 _TENSORS = ("S", "z", "tick", "origin", "count", "document", "since", "pending_key", "pending_value")
@@ -87,12 +87,8 @@ class State:
 
         Raises: ShapeError where ``rows`` are no list of row numbers below the batch size.
         """
-        index = torch.as_tensor(rows, device=self.S.device)
         batch = self.S.shape[0]
-        if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            raise ShapeError(f"got rows of shape {tuple(index.shape)}, {index.dtype}; expected a list of row numbers")
-        if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < batch):
-            raise ShapeError(f"got rows {index.tolist()} of a state with {batch} rows; expected numbers from 0 to {batch - 1}")
+        index = row_numbers(rows, batch, self.S.device, "state")
         whole = (self.S, self.z, self.pending_key, self.pending_value)  # these have all rows, others may have one for all
         return self._each(lambda x: x[index] if any(x is own for own in whole) or x.shape[0] == batch > 1 else x)
 
@@ -101,10 +97,8 @@ class State:
 
         Raises: UnsupportedError without the package safetensors; EigenclockError where the file cannot be written.
         """
-        package = _safetensors()
-        tensors = {name: x.detach().contiguous().cpu() for name in _TENSORS if (x := getattr(self, name)) is not None}
-        data = package.save(tensors, metadata={"format": _FORMAT, "spec": self.spec, "given": str(int(self.given))})
-        write_whole(path, data)
+        about = {"format": _FORMAT, "spec": self.spec, "given": str(int(self.given))}
+        write_tensors(path, {name: getattr(self, name) for name in _TENSORS}, about)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "State":
@@ -113,34 +107,9 @@ class State:
         Raises: UnsupportedError without the package safetensors; ConfigError where the file is no state; EigenclockError where it cannot
             be read.
         """
-        _safetensors()
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            os.stat(path)  # safetensors reports a missing file without saying why
-            with safe_open(os.fspath(path), framework="pt") as file:
-                about: dict[str, str] = file.metadata() or {}
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        except OSError as error:
-            raise file_error("read", path, error) from error
-        except SafetensorError as error:
-            raise ConfigError(
-                f"got {os.fspath(path)}, which is no safetensors file ({error}); expected a state that State.save wrote"
-            ) from None
-        if about.get("format") != _FORMAT or not {"S", "tick", "count"} <= tensors.keys() <= set(_TENSORS):
-            raise ConfigError(f"got {os.fspath(path)}, which holds {sorted(tensors)}; expected a state that State.save wrote")
+        tensors, about = read_tensors(path, _FORMAT, {"S", "tick", "count"}, set(_TENSORS), "a state that State.save wrote")
         parts = {name: tensors.get(name) for name in _TENSORS}
         return cls(**parts, given=about["given"] == "1", spec=about["spec"])  # type: ignore[arg-type]
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch as package
-    except ImportError:
-        raise UnsupportedError(
-            "states are saved with safetensors, which is not installed; install it with: pip install safetensors"
-        ) from None
-    return package
 
 
 _TEXTS: weakref.WeakKeyDictionary[Encoding, str] = weakref.WeakKeyDictionary()

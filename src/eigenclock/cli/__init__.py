@@ -14,6 +14,7 @@ from eigenclock.registry import lookup
 COMMANDS = {  # name: (module, what it does)
     "compare": ("eigenclock.cli.compare", "train a small GPT once per positional encoding and compare them on held-out text"),
     "show": ("eigenclock.cli.show", "show the blocks of an encoding, what it can tell apart, and its lag kernels"),
+    "audit": ("eigenclock.cli.audit", "measure an encoding, config, model or function: its group, its faults, its spec"),
     "convert": ("eigenclock.cli.convert", "convert the query and key projections of a checkpoint between rotary layouts"),
     "cite": ("eigenclock.cli.cite", "print BibTeX for the recipes, schedules and clock of an encoding"),
     "extend": ("eigenclock.cli.extend", "extend the context of a pretrained model, or measure what each way of doing it costs"),

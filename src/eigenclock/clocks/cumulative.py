@@ -23,8 +23,9 @@ PER = ("all", "head", "block")
 class Cumulative(Clock):
     """tau_t = sum over s <= t of gate(x_s W + b) times the time elapsed since s - 1: a gate that speeds time up or slows it down.
 
-    Without times every step counts 1. With times the first token of a sequence has no step, and that of a later piece the time since
-    the last token of the piece before: pass ``origin=clock.continued(..)`` and ``since=reading.last``, as a state does.
+    Without times every step counts 1, where the base has a count of its own. With times the first token of a sequence has no step, and
+    that of a later piece the time since the last token of the piece before: pass ``origin=clock.continued(..)`` and
+    ``since=reading.last``, as a state does.
 
     Give it to any encoding: ``ec.rope(64, heads=8, clock=ec.Cumulative(512))`` turns with learned time. Calls then need ``x=``.
 
@@ -164,6 +165,8 @@ class Cumulative(Clock):
     ) -> Reading:
         if x is None:
             raise ClockError(f"got no activations for a learned clock; expected x= of shape (batch, time, {self.features})")
+        if times is None:
+            self.base(None, length=x.shape[1])  # a base that has no count of its own says what is missing
         if mask is not None:  # padding may hold anything, and no gradient passes it
             x = x.masked_fill(~mask[..., None], 0.0)
         steps, last = self.increments(x), None

@@ -60,13 +60,19 @@ def _refuses_bias(problem: Problem, small: bool) -> str | None:
         return "a bias beside a dense mask would need a T x T tensor per head"
     if not small and not key_term_is_free(problem.q.device.type):
         return "this device takes no key term beside causality"
-    reach = _half_span(problem.key_vectors) * float(slope.detach().abs().max() if slope.numel() else 0.0)
+    reach = float(reaches(problem).max()) if slope.numel() else 0.0
     return f"the bias reaches {2 * reach:.0f} over these times, where tiles are faster and more precise" if reach > KEY_TERM_BOUND else None
 
 
-def _half_span(times: Tensor) -> float:
-    t = times.detach()
-    return float((t.amax(-1) - t.amin(-1)).max()) / 2 if t.numel() else 0.0
+def reaches(problem: Problem) -> Tensor:
+    """How far the linear bias of each head reaches from the middle of the keys, the largest over the rows, (H,)."""
+    slope, t = problem.slope, problem.key_vectors.detach()
+    assert slope is not None
+    slope = slope.detach().abs().double()
+    if not t.numel():
+        return torch.zeros_like(slope)
+    half = (t.amax(-1) - t.amin(-1)).amax(0) / 2
+    return slope * (half if len(half) in (1, len(slope)) else half.repeat_interleave(len(slope) // len(half)))
 
 
 def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eigenclock.attention.backends import sdpa
+from eigenclock.attention.backends.by_reach import by_reach
 from eigenclock.attention.bands import first_in_span
 from eigenclock.attention.capability import Backend
 from eigenclock.attention.lower import Lowered, lower
@@ -29,6 +31,14 @@ def _refuses(problem: Problem) -> str | None:
 
 
 def _run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    parts = by_reach(problem)
+    if parts is not None:
+        return parts.joined(sdpa.backend.run(parts.near)[0], _tiles(parts.far)[0]), None
+    return _tiles(problem)
+
+
+def _tiles(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """All heads on tiles."""
     warn_of_growth(problem)
     dtype, width = problem.q.dtype, problem.v.shape[-1]
     learned = problem.learns_in_16_bits(*(turn.freq for turn in problem.split.turns))
@@ -245,4 +255,4 @@ def _and_block(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
 
 
-backend = Backend("tiles with a reference time each, partial softmaxes merged", _refuses, _run)
+backend = Backend("tiles with a reference time each, partial softmaxes merged; heads of a short bias in one call", _refuses, _run)

@@ -12,6 +12,7 @@ from torch import Tensor
 from eigenclock.attention.cache.law import law_of
 from eigenclock.attention.cache.piece import Piece, read_piece
 from eigenclock.attention.cache.store import Store, build_store
+from eigenclock.attention.kept import row_numbers
 from eigenclock.attention.state import text_of
 from eigenclock.clocks import duration
 from eigenclock.clocks.clock import carried, first_real
@@ -145,11 +146,8 @@ class KVCache:
 
         Raises: ShapeError where ``rows`` are no list of row numbers below the batch size.
         """
-        index, batch = torch.as_tensor(rows, device=self.device), self.batch
-        if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            raise ShapeError(f"got rows of shape {tuple(index.shape)}, {index.dtype}; expected a list of row numbers")
-        if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < batch):
-            raise ShapeError(f"got rows {index.tolist()} of a cache with {batch} rows; expected numbers from 0 to {batch - 1}")
+        batch = self.batch
+        index = row_numbers(rows, batch, self.device, "cache")
         own = {name: x[index] if x.shape[0] == batch else x for name in TENSORS if (x := getattr(self, name)) is not None}
         return replace(self, store=self.store.rows(index, batch), **own)
 

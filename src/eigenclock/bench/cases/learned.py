@@ -16,8 +16,7 @@ HEADS, LENGTH, WIDTH = 8, 4096, 64
 # what is measured: (what it says, whether backward, the largest ratio against plain attention)
 WAYS = {"forward": ("forward", False, 1.1), "train": ("forward and backward, gradients to the gate", True, 1.25)}
 AGAINST_TENSOR = 0.6
-PER_CHANNEL = {"fp32": 1.5, "bf16": None}
-"""In 16 bits the kernel is so much faster that the clock alone, which is float32 and float64, costs more: no target is set."""
+PER_CHANNEL = 1.5
 SPANS = (16.0, 4096.0)
 """Tokens after which the gate of the first and of the last head has forgotten all but 1/e: a trained gate forgets more slowly than the
 start value 1/2, with which most tiles are dropped."""
@@ -58,7 +57,7 @@ def wall_cases(size: float = 1.0) -> tuple[Case, ...]:
             "plain causal scaled_dot_product_attention",
             shape,
             dtype,
-            PER_CHANNEL[dtype],
+            PER_CHANNEL,
             _builder(lambda: wall(WIDTH, heads=HEADS), shape, dtype, False, False),
         )
         for dtype in DTYPES

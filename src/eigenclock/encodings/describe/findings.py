@@ -24,10 +24,10 @@ class Finding:
     value: tuple[float, float] | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data that JSON can hold."""
+        """Plain data that JSON can hold; what never happens is null."""
         numbers: dict[str, object] = {"count": self.count, "total": self.total, "value": self.value}
         return {"about": self.about, "text": self.text} | {
-            k: list(v) if isinstance(v, tuple) else v for k, v in numbers.items() if v is not None
+            k: [None if math.isinf(x) else x for x in v] if isinstance(v, tuple) else v for k, v in numbers.items() if v is not None
         }
 
 

@@ -33,6 +33,7 @@ class Extended:
     method, original, to: how, and from which length to which. rope_parameters: what config.json says now, None where transformers has no
     words for it. installed: the encoding at work where it has none. pairs: how many pairs of channels keep their frequency, are mixed, and
     are divided. logits: what the logits of turned channels are multiplied by. cache_bytes: a full key and value cache of one row.
+    faded: what is left of a logit or weight at the original length, under the methods that fade.
     """
 
     method: str
@@ -43,6 +44,7 @@ class Extended:
     pairs: tuple[int, int, int]
     logits: float
     cache_bytes: int
+    faded: float = 1.0
 
     @property
     def portable(self) -> bool:
@@ -54,16 +56,33 @@ class Extended:
         names = ("method", "original", "to", "rope_parameters", "portable", "logits", "cache_bytes")
         return {name: getattr(self, name) for name in names} | {"pairs": dict(zip(("kept", "mixed", "divided"), self.pairs, strict=True))}
 
+    def _lags(self) -> tuple[str, str]:
+        """What changes below and above the original length, in words."""
+        factor, (kept, mixed, divided), n = f"{self.to / self.original:g}", self.pairs, sum(self.pairs)
+        if self.method == "removed":
+            return "all order but the causal mask is gone", "as below: content only"
+        if self.method in ("damped", "recency"):
+            fade = "a logit" if self.method == "damped" else "a weight"
+            return (
+                f"{fade} a lag of {self.original} back is {self.faded:.3g} of what it was",
+                f"{self.faded ** (self.to / self.original):.3g} at the end",
+            )
+        slower = f"{divided} of {n} pairs see a lag as one {factor} times shorter" + (f", {mixed} as something between" if mixed else "")
+        sharper = "" if self.logits == 1 else f"; logits of turned channels are {self.logits:.3g} times as large"
+        fast = f"{kept} of {n} go on turning at their own speed" if kept else "no pair meets a new angle"
+        return slower + sharper, f"slow pairs stay within the angles they were trained on; {fast}"
+
     def table(self) -> Table:
         """The report as the table that the command line prints."""
         kept, mixed, divided = self.pairs
-        below = "nothing" if self.portable and not mixed + divided and self.logits == 1 else "scores change at every lag"
+        below, above = self._lags()
         rows = [
             ("method", f"{self.method}: {METHODS[self.method]}"),
             ("length", f"{self.original} -> {self.to} (factor {self.to / self.original:g})"),
             ("pairs of channels", f"{kept} keep their frequency, {mixed} are mixed, {divided} are divided by the factor"),
             ("logits of turned channels", f"times {self.logits:.4g}"),
-            ("within the original length", below),
+            (f"lags up to {self.original}", below),
+            (f"lags from {self.original} to {self.to}", above),
             ("a full cache, one row", f"{self.cache_bytes / 2**20:.1f} MiB"),
             ("saved model", "runs in plain transformers" if self.portable else "needs eigenclock: plain transformers refuses it"),
         ]
@@ -90,7 +109,7 @@ def extend(model: Any, *, to: int, method: str = "yarn", half_life: float | None
     >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=256)
     >>> done = extend(LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes)), to=1024)
     >>> done.rope_parameters["rope_type"], done.rope_parameters["factor"], done.pairs
-    ('yarn', 4.0, (2, 4, 2))
+    ('yarn', 4.0, (1, 3, 4))
     """
     lookup(METHODS, method, "method")
     seams = find_seams(model)
@@ -100,7 +119,7 @@ def extend(model: Any, *, to: int, method: str = "yarn", half_life: float | None
     if isinstance(to, bool) or not isinstance(to, int) or to <= original:
         raise ConfigError(f"got to={to!r}; expected a number of tokens above {original}, the model's max_position_embeddings")
     before = encodings(seams.config)
-    factor = to / original
+    factor, half = to / original, 4 * original if half_life is None else half_life
     if method in ("linear", "ntk", "yarn", "llama3"):
         scaled = {kind: _scaled(method, parameters[kind], factor, original, _turned(before[kind])) for kind in kinds}
         new = (dict(seams.config.rope_parameters) | scaled) if nested else scaled[kinds[0]]
@@ -111,11 +130,12 @@ def extend(model: Any, *, to: int, method: str = "yarn", half_life: float | None
         after, installed = encodings(seams.config)[kinds[0]], None
     else:
         new, after = None, before[kinds[0]]
-        changed = {kind: _experimental(method, one, half_life or 4 * original) for kind, one in before.items()}
+        changed = {kind: _experimental(method, one, half) for kind, one in before.items()}
         installed = install(model, [changed[kind] for kind in before.layers])
         seams.config.max_position_embeddings = to
     return Extended(
-        method, original, to, new, installed, _pairs(before[kinds[0]], after, factor, method), _logits(after), _cache_bytes(seams, to)
+        method, original, to, new, installed, _pairs(before[kinds[0]], after, factor, method), _logits(after), _cache_bytes(seams, to),
+        0.5 ** (original / half) if method in ("damped", "recency") else 1.0,
     )  # fmt: skip
 
 

@@ -1,0 +1,138 @@
+"""One audit: the subject is read, every rule that applies is asked, L is recovered, and the report says so."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from eigenclock.audit.pictures import curves
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.recover import Recovery, recover
+from eigenclock.audit.report import FAILED, SEVERITIES, Finding, Report
+from eigenclock.audit.rules import RULES
+from eigenclock.audit.rules.reach import within_reach
+from eigenclock.audit.subjects import read
+from eigenclock.audit.subjects.options import Options
+from eigenclock.encodings.describe import read_dtype
+from eigenclock.errors import ConfigError, ShapeError
+
+
+def audit(
+    subject: Any, *, head_dim: int | None = None, heads: int | None = None, length: int = 4096, dtype: torch.dtype | str | None = None
+) -> Report:
+    """Measures a positional encoding: which group it is, where it breaks its own law, and whether it survives its dtype, length and cache.
+
+    Every rule in ``RULES`` is asked of it; inside the group L is recovered from the scores alone, outside it the axiom that breaks is named
+    with the smallest counterexample. Nothing is downloaded, and no code that a config names is run.
+
+    Args:
+        subject: an Encoding, its text, a Hugging Face config (dict, file, folder, object), a transformers model, a .gguf or .safetensors
+            file with its config, a function f(q, k, positions) -> (q', k') or f(q, k, positions_q, positions_k) -> scores, f(x, positions),
+            (f(q, k, cos, sin), the module that makes its table), or a rotary module of a known shape.
+        head_dim, heads: sizes, where the subject does not name them.
+        length: the positions it is used with. A fault breaks among them, a risk beyond them.
+        dtype: the dtype it is used in; by default float64 for encodings, that of the weights for models, else float32.
+    Units: positions in the unit of the subject's clock.
+    Raises: ConfigError where the subject is of no known kind, with the kinds there are.
+
+    >>> import eigenclock as ec
+    >>> report = ec.audit(ec.rope(8, theta=100.0), length=64)
+    >>> report.ok, report.form, report.nearest
+    (True, '4R', 'rope(theta=100)')
+    """
+    if length < 2 or int(length) != length:
+        raise ShapeError(f"got length={length!r}; expected a whole number of positions of at least 2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a reader warns of stands among the findings and notes
+        chosen = read_dtype(dtype) if isinstance(dtype, str) else dtype
+        if chosen is not None and not chosen.is_floating_point:
+            raise ConfigError(f"got dtype={chosen}; expected a floating dtype such as torch.bfloat16")
+        probe = read(subject, Options(head_dim, heads, int(length), chosen))
+        with torch.no_grad():
+            return judge(probe)
+
+
+def judge(probe: Probe) -> Report:
+    """The report of a probe: every rule that applies, and what is recovered."""
+    probe = _within_reach(probe)
+    findings: list[Finding] = []
+    checked: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, rule in RULES.items():
+        why = None
+        for layer, part in _parts(probe):
+            try:
+                reason = rule.applies(part)
+                if reason is not None:
+                    why = why or reason
+                    continue
+                found = rule.check(part)
+            except Exception as error:  # a rule that breaks must not take the audit with it, and must not pass for a sound subject
+                skipped[name] = _failed(error)
+                continue
+            if name not in checked:
+                checked.append(name)
+            findings += [_in_layer(finding, layer) for finding in found]
+        if name not in checked and name not in skipped:
+            skipped[name] = why or "nothing to measure"
+    recovered = [(layer, _recovered(part, skipped)) for layer, part in _parts(probe) if part.scores is not None or part.outside]
+    pictures = next((part for _, part in _parts(probe) if part.scores is not None), None)
+    seen = dict.fromkeys(_key(finding) for finding in findings)
+    unique = [next(finding for finding in findings if _key(finding) == key) for key in seen]
+    return Report(
+        subject=probe.name,
+        kind=probe.kind,
+        length=probe.length,
+        dtype=str(probe.dtype).removeprefix("torch."),
+        findings=tuple(sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))),
+        checked=tuple(checked),
+        skipped=skipped,
+        form=_joined(recovered, "form"),
+        spec=_joined(recovered, "spec"),
+        blocks=tuple(block for _, found in recovered for block in found.blocks),
+        nearest=_joined(recovered, "nearest"),
+        witness=_joined(recovered, "witness"),
+        notes=tuple(dict.fromkeys(note for part in (probe, *(found for _, found in recovered)) for note in part.notes)),
+        curves={} if pictures is None else curves(pictures),
+    )
+
+
+def _parts(probe: Probe) -> Iterator[tuple[str, Probe]]:
+    yield "", probe
+    yield from probe.layers.items()
+
+
+def _within_reach(probe: Probe) -> Probe:
+    """The probe and its layers for as many positions as they take."""
+    return within_reach(replace(probe, layers={layer: within_reach(part) for layer, part in probe.layers.items()}))
+
+
+def _failed(error: Exception) -> str:
+    return f"{FAILED} with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _recovered(probe: Probe, skipped: dict[str, str]) -> Recovery:
+    try:
+        return recover(probe)
+    except Exception as error:
+        skipped["recovery"] = _failed(error)
+        return Recovery()
+
+
+def _in_layer(finding: Finding, layer: str) -> Finding:
+    return replace(finding, where={**finding.where, "layer": layer}) if layer and "layer" not in finding.where else finding
+
+
+def _key(finding: Finding) -> str:
+    """Findings that differ by nothing that is shown are one."""
+    return str(finding.to_dict())
+
+
+def _joined(recovered: list[tuple[str, Recovery]], what: str) -> str | None:
+    """What was recovered of the whole, or of each layer type where they differ."""
+    found = {layer: getattr(one, what) for layer, one in recovered if getattr(one, what)}
+    if len(set(found.values())) <= 1:
+        return next(iter(found.values()), None)
+    return "; ".join(f"{layer}: {value}" if layer else str(value) for layer, value in found.items())

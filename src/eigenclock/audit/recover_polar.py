@@ -1,0 +1,50 @@
+"""PoPE by measurement: each channel a magnitude and a phase, so that scores are no linear function of q and k."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from eigenclock.audit.recover_lags import Lags
+from eigenclock.encodings import Encoding, pope
+
+CLEAR = 0.2  # cosines below it say too little of their angle
+WIDE = 1.2  # radians: a turn this wide is read well from cosines
+
+
+def polar(lags: Lags) -> Encoding | None:
+    """Frequencies and phases of PoPE, where every channel sees itself alone; None where channels mix or nothing is finite.
+
+    The mixed second difference in q_c and k_c at the lag u is (m(1) - m(0))^2 cos(w_c u - delta_c). Three lags 0, u and 2u give the turn
+    w_c u by cos(a + b) + cos(a - b) = 2 cos a cos b, for the longest u at which it is still below a turn that cosines tell well, and the
+    turn gives the phase.
+    """
+    size = (math.log1p(math.e) - math.log(2.0)) ** 2
+
+    def wave(lag: float) -> Tensor:
+        return torch.diagonal(lags.at(lag).content, dim1=-2, dim2=-1) / size
+
+    start = lags.at(0.0).content
+    mixed = max(float((a - torch.diag_embed(a.diagonal(dim1=-2, dim2=-1))).abs().max()) for a in (start, lags.at(lags.step).content))
+    if not mixed <= 1e-9 + 64 * lags.eps or not bool(torch.isfinite(start).all()):
+        return None
+    last = float(lags.probe.length - 1)
+    at = torch.full_like(wave(0.0), lags.step)
+    turn = torch.zeros_like(at)
+    lag = lags.step
+    while 2 * lag <= last:
+        found = ((wave(2 * lag) + wave(0.0)) / (2 * wave(lag))).clamp(-1, 1).arccos()
+        better = (wave(lag).abs() > CLEAR) & (turn / at * lag < WIDE) | (lag == lags.step)
+        turn, at = torch.where(better, found, turn), torch.where(better, lag, at)
+        lag *= 2
+    freq = turn / at
+    steps = sorted(set(at.flatten().tolist()))
+    after = sum((torch.where(at == u, wave(u), 0.0) for u in steps), torch.zeros_like(at))
+    phase = torch.atan2((after - wave(0.0) * turn.cos()) / turn.sin(), wave(0.0))
+    delta = torch.where(phase > 0, phase - 2 * math.pi, phase)
+    if not bool((torch.isfinite(freq) & torch.isfinite(delta)).all()):
+        return None
+    probe = lags.probe
+    keys = [x.unflatten(0, (probe.kv_heads, -1))[:, 0].tolist() for x in (freq, delta.clamp(-2 * math.pi, 0.0))]
+    shared = probe.kv_heads if probe.kv_heads != probe.heads else None
+    return pope(probe.head_dim, heads=probe.heads, kv_heads=shared, freq=keys[0], delta=keys[1], learn=())

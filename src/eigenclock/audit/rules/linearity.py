@@ -1,0 +1,47 @@
+"""Linearity: queries and keys enter the score linearly, constants allowed."""
+
+import torch
+
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.report import Finding
+from eigenclock.audit.rules.history import remembered
+from eigenclock.audit.rules.rule import Rule
+from eigenclock.audit.rules.samples import best, coarse, lags_of, many, needs_scores, rounding, said, shifted, size_at
+
+SOURCE = "axiom 1 of the derivation: F(ax + by) = aF(x) + bF(y)"
+
+
+def _check(probe: Probe) -> list[Finding]:
+    fn, lags = best(probe), lags_of(probe, 64)
+    q, k = coarse(probe)
+    limit, worst = 2 * rounding(probe, lags[-1], exact=True), None
+    for side, x in (("queries", q), ("keys", k)):
+        y = x.roll(1, 1)
+        z = []
+        for v in (2 * x - y, x, y):  # 2 - 1 = 1, so that constants pass
+            a, b = (v, k) if side == "queries" else (q, v)
+            z.append(many(fn, probe, a.to(probe.dtype), b.to(probe.dtype), lags, 0.0))
+        got, expected = z[0], 2 * z[1] - z[2]
+        scale = float(torch.stack(z).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().max()) or 1.0
+        gap = (got - expected).abs().nan_to_num(nan=0.0, posinf=0.0) / scale
+        value = float(gap.max())
+        if value > limit and (worst is None or value > worst[0]):
+            h, n, p = torch.unravel_index(gap.argmax(), gap.shape)
+            worst = value, side, float(got[h, n, p]), float(expected[h, n, p]), lags[int(n)]
+    if worst is None or remembered(probe) is not None:
+        return []  # calls that differ by what came before them can't be compared
+    value, side, got, expected, lag = worst
+    severity = "advice" if said(probe, "linearity") or keeps_lags(probe) else "fault"
+    message = f"not linear in the {side}: the score of 2x - y is {got:.6g}, twice that of x less that of y is {expected:.6g}"
+    advice = "it is no member of the group: no generator reproduces it, and what holds for one (conversion, re-rotation) must be shown anew"
+    return [Finding("linearity", severity, message, value, limit, {"side": side, "lag": lag}, advice, SOURCE)]
+
+
+def keeps_lags(probe: Probe) -> bool:
+    """Whether scores depend on the lag alone all the same, as they do where q and k pass through maps that know no time."""
+    _, _, base, moved = shifted(best(probe), probe)
+    gap = (moved - base).abs().nan_to_num(nan=0.0) / size_at(base, moved)[:, None]
+    return float(gap.max()) <= 2 * rounding(probe, probe.length, exact=True)
+
+
+RULE = Rule("linearity", "are queries and keys transformed linearly", needs_scores, _check)

@@ -1,0 +1,102 @@
+"""Rows of a batch: each alone what it is together, padded on the left, at its own offset, and with documents packed in one row."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from eigenclock.attention import attention
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.report import Finding
+from eigenclock.audit.rules.rule import Rule
+from eigenclock.audit.rules.samples import rounding, said
+
+SOURCE = "a row, a padded row and a document give what they give alone: the clock counts real tokens, and restarts where a document does"
+TOKENS = 12
+Call = Callable[..., Tensor]
+
+
+def batch_of(probe: Probe) -> Call | None:
+    """The batched call of a subject, or the public one where it is an encoding."""
+    if probe.batch is not None:
+        return probe.batch
+    enc = probe.encoding
+    if enc is None or probe.full is None or enc.clock.sums or enc.clock.width > 1:
+        return None
+
+    def call(q: Tensor, k: Tensor, v: Tensor, times: Tensor | None, mask: Tensor | None, documents: Tensor | None) -> Tensor:
+        return attention(q, k, v, enc, times=times, mask=mask, documents=documents)
+
+    return call
+
+
+def _applies(probe: Probe) -> str | None:
+    return None if batch_of(probe) is not None else "it takes no batch with times, padding or documents"
+
+
+def _check(probe: Probe) -> list[Finding]:
+    call = batch_of(probe)
+    assert call is not None
+    n = min(TOKENS, probe.length)
+    q, k = (x[None] for x in probe.content(n, seed=11))
+    v = probe.content(n, seed=12)[1][None]
+    alone = call(q, k, v, None, None, None).double()
+    limit = 2 * rounding(probe, n)
+    tried = (
+        ("offsets", "a row whose times begin elsewhere gives other numbers beside others than alone", _offsets(probe, call, q, k, v)),
+        ("left padding", "a row padded on the left gives other numbers than alone", _padded(call, q, k, v, alone)),
+        ("documents", "a document packed behind another gives other numbers than alone", _packed(call, q, k, v)),
+    )
+    found = []
+    for what, words, gap in tried:
+        if gap is not None and not gap[0] <= limit:
+            message = f"{words}: token {gap[1]} is off by {gap[0]:.3g} of the largest output"
+            advice = {
+                "offsets": "keep one position per row and token; a counter that rows share is wrong for all but one",
+                "left padding": "count positions from the first real token of the row, and mask the padding",
+                "documents": "restart positions with each document, and let it see no other",
+            }[what]
+            severity = "advice" if said(probe, "translation invariance") else "fault"  # absolute positions run on in a packed row
+            found.append(Finding("rows", severity, message, gap[0], limit, {"what": what, "token": gap[1]}, advice, SOURCE))
+    return found
+
+
+Gap = tuple[float, int] | None
+
+
+def _gap(got: Tensor, want: Tensor) -> tuple[float, int]:
+    size = float(want.abs().max()) or 1.0
+    gap = ((got.double() - want).abs() / size).nan_to_num(nan=1e30, posinf=1e30).amax((0, 1, 3))
+    return float(gap.max()), int(gap.argmax())
+
+
+def _offsets(probe: Probe, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Gap:
+    n = q.shape[2]
+    start = min(5, probe.length - 2 * n)
+    if start < 1:
+        return None
+    times = torch.stack([torch.arange(n), 2 * torch.arange(n) + start])
+    both = [torch.cat([x, x.flip(-1)]) for x in (q, k, v)]
+    want = torch.cat([call(*(x[i : i + 1] for x in both), times[i : i + 1], None, None) for i in (0, 1)]).double()
+    return _gap(call(*both, times, None, None), want)
+
+
+def _padded(call: Call, q: Tensor, k: Tensor, v: Tensor, alone: Tensor) -> Gap:
+    n, pad = q.shape[2], 3
+    longer = [torch.cat([x[:, :, :pad].flip(-1) * 2, x], 2) for x in (q, k, v)]
+    other = [torch.cat([x, x[:, :, :pad]], 2) for x in (q, k, v)]
+    mask = torch.ones(2, n + pad, dtype=torch.bool)
+    mask[0, :pad] = False
+    got = call(*(torch.cat(pair) for pair in zip(longer, other, strict=True)), None, mask, None)
+    return _gap(got[:1, :, pad:], alone)
+
+
+def _packed(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Gap:
+    n = q.shape[2]
+    cut = n // 3
+    documents = (torch.arange(n) >= cut).long()[None]
+    parts = [call(*(x[:, :, piece] for x in (q, k, v)), None, None, None) for piece in (slice(0, cut), slice(cut, n))]
+    return _gap(call(q, k, v, None, None, documents), torch.cat(parts, 2).double())
+
+
+RULE = Rule("rows", "does each row of a batch, padded or packed, give what it gives alone", _applies, _check)

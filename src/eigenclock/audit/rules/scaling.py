@@ -1,0 +1,85 @@
+"""Scaling: the table the model builds is the one its config asks for, in each layer type."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.report import Finding
+from eigenclock.audit.rules.claims import lengths_of, matched, near_misses, off, read_again, trusted, turn_of
+from eigenclock.audit.rules.rule import Rule
+from eigenclock.audit.rules.tables import uninitialised
+from eigenclock.encodings import Encoding
+
+SOURCE = "the formulas of the schedules (PI 2306.15595, YaRN 2309.00071, LongRoPE 2402.13753, Llama 3), in float64"
+LIMIT = 1e-3
+"""Relative error of a frequency: a float32 table stays below 1e-6, a bfloat16 one reaches 4e-3."""
+
+
+def _applies(probe: Probe) -> str | None:
+    if not probe.tables:
+        return "it builds no rotary table that can be read"
+    return None if any(True for _ in matched(probe)) else "no config says what the table should be"
+
+
+def _check(probe: Probe) -> list[Finding]:
+    found = []
+    for layer, table, enc in matched(probe):
+        turn = turn_of(enc)
+        if turn is None or uninitialised(table.inv_freq):
+            continue
+        options = [turn.freq, *_frozen(probe, layer)]
+        value = min(float(off(table.inv_freq, freq).max()) for freq in options)
+        if value <= LIMIT:
+            continue
+        gaps = off(table.inv_freq, turn.freq)
+        pair = int((gaps > LIMIT).int().argmax())
+        why = explained(table.inv_freq, near_misses(probe, layer))
+        mixed = why.startswith("it is the table of")
+        numbers = [float(x[pair]) if pair < x.numel() else 0.0 for x in (table.inv_freq, turn.freq)]
+        message = f"pair {pair} turns by {numbers[0]:.6g} per position, the config asks for {abs(numbers[1]):.6g}" + (
+            f": {why}" if why else ""
+        )
+        if not why and not trusted(probe):
+            message += ", as far as such configs are understood here"
+        where = {"pair": pair, "pairs off": int((gaps > LIMIT).sum())} | ({"layer": layer} if layer else {})
+        advice = "give each layer type the parameters of its own" if mixed else "check which dict the code reads the rotary keys from"
+        severity = "fault" if why or trusted(probe) else "advice"
+        found.append(Finding("layer_types" if mixed else "scaling", severity, message, float(gaps.max()), LIMIT, where, advice, SOURCE))
+    return found
+
+
+def _frozen(probe: Probe, layer: str) -> list[Tensor]:
+    """The frequencies of a length-dependent schedule at the lengths it may be frozen at."""
+    if probe.config is None or not any(word in str(probe.config) for word in ("dynamic", "longrope", "'su'")):
+        return []
+    out = []
+    for length in (*lengths_of(probe.config), float(probe.length)):
+        found = read_again(probe.config, probe, length)
+        enc = found.get(layer) or (next(iter(found.values())) if len(found) == 1 else None)
+        turn = None if enc is None else turn_of(enc)
+        out += [] if turn is None else [turn.freq]
+    return out
+
+
+def explained(inv_freq: Tensor, misses: Iterable[tuple[str, Encoding]]) -> str:
+    """The near miss that the table follows, in words; empty where it follows none."""
+    for words, enc in misses:
+        turn = turn_of(enc)
+        if turn is not None and float(off(inv_freq, turn.freq).max()) <= 1e-5:
+            return words
+    return ""
+
+
+RULE = Rule(
+    "scaling",
+    "is the scaling of the config in the table the model builds",
+    _applies,
+    lambda probe: [finding for finding in _check(probe) if finding.rule == "scaling"],
+)
+LAYERS = Rule(
+    "layer_types",
+    "does each layer type have its own parameters",
+    lambda probe: _applies(probe) or (None if len(probe.tables) > 1 else "all its layers share one table"),
+    lambda probe: [finding for finding in _check(probe) if finding.rule == "layer_types"],
+)

@@ -1,0 +1,29 @@
+"""Checkpoints: a GGUF file with its own metadata, a safetensors file or folder with the config beside it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.subjects.configs import probe_of_config
+from eigenclock.audit.subjects.options import Options
+from eigenclock.encodings.config.source import load
+from eigenclock.errors import ConfigError
+
+
+def read(subject: Any, options: Options) -> Probe | None:
+    """A .gguf or .safetensors file, or a folder with safetensors in it."""
+    if not isinstance(subject, str | Path):
+        return None
+    path = Path(subject)
+    if path.suffix in (".gguf", ".safetensors") and not path.is_file():
+        raise ConfigError(f"got {path}, which is no file here; expected one: names are not downloaded")
+    if path.suffix == ".gguf":
+        config, where = load(path), path
+    elif path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors"))):
+        where = path if path.is_dir() else path.parent
+        config = load(where)
+    else:
+        return None
+    probe = probe_of_config(config, options, str(subject), "checkpoint", path=str(path))
+    return replace(probe, path=str(path)) if probe.path is None else probe
