@@ -109,7 +109,8 @@ def test_block_losses_are_those_of_one_forward(tokens: Tensor) -> None:
         logits = model(row[None], use_cache=False).logits[0]
         each = torch.nn.functional.cross_entropy(logits[:-1], row[1:], reduction="none")
     wanted = [float(each[i : i + 700].mean()) for i in (0, 700, 1400)]
-    assert block_losses(model, row, block=700) == pytest.approx(wanted, abs=1e-5)
+    for piece in (1024, 500, 5000):
+        assert block_losses(model, row, block=700, piece=piece) == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_study_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class Options:
         methods: What to compare on them.
         tokens: Tokens read of each text (default: the new length).
         block: Tokens of each block.
+        piece: Tokens of one forward: longer is faster, and takes memory for their logits.
         results: Keep the losses in this JSON file, and go on from what it holds.
         dtype: float32 or bfloat16.
         json: Print the result as JSON, and nothing else, on stdout.
@@ -42,12 +43,13 @@ class Options:
         methods: tuple[str, ...] = ("plain", "linear", "yarn", "damped", "recency"),
         tokens: int | None = None,
         block: int = 2048,
+        piece: int = 1024,
         results: Path | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
         json: bool = False,
     ) -> None:
         self.model, self.to, self.method, self.out, self.text = model, to, method, out, text
-        self.methods, self.tokens, self.block, self.results = methods, tokens, block, results
+        self.methods, self.tokens, self.block, self.piece, self.results = methods, tokens, block, piece, results
         self.dtype, self.json = dtype, json
 
 
@@ -79,7 +81,8 @@ def run(options: Options) -> int:
         return 0
     texts = {Path(name).stem: source.tokens(name) for name in options.text}
     study = run_study(
-        source.load, texts, to=to, methods=options.methods, tokens=options.tokens or to, block=options.block, results=options.results,
+        source.load, texts, to=to, methods=options.methods, tokens=options.tokens or to, block=options.block, piece=options.piece,
+        results=options.results,
         progress=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
     _show(options, console, {"settings": study.settings, "losses": study.losses}, study.tables())

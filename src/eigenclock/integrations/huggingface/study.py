@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.errors import ConfigError
-from eigenclock.integrations.huggingface.evaluate import block_losses
+from eigenclock.integrations.huggingface.evaluate import PIECE, block_losses
 from eigenclock.integrations.huggingface.extend import METHODS, extend
 from eigenclock.present.files import write_whole
 from eigenclock.present.table import Table
@@ -51,6 +51,7 @@ def run_study(
     methods: Sequence[str] = (PLAIN, "linear", "yarn", "damped", "recency"),
     tokens: int = 12288,
     block: int = 2048,
+    piece: int = PIECE,
     results: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Study:
@@ -62,6 +63,7 @@ def run_study(
         to: the length that the methods extend to.
         methods: "plain" and names of ``METHODS``.
         tokens: how many tokens of each text are read.
+        piece: tokens of one forward.
         results: a JSON file that keeps what is done; a study stopped in between goes on from it, and one with other settings is refused.
     Raises: ConfigError where a method is unknown, a text is too short, or the file holds another study.
     """
@@ -83,7 +85,7 @@ def run_study(
             extend(model, to=to, method=method)
         for name in left:
             progress(f"{method} on {name}")
-            study.losses.setdefault(name, {})[method] = block_losses(model, rows[name], block=block)
+            study.losses.setdefault(name, {})[method] = block_losses(model, rows[name], block=block, piece=piece)
             if results is not None:
                 write_whole(results, json.dumps({"settings": study.settings, "losses": study.losses}, indent=1).encode())
     return study
