@@ -378,3 +378,18 @@ def test_a_document_that_opens_behind_padding_takes_no_gap():
     whole, _ = run(tensors, encoding, x, [], keywords, form="chunked")
     got, _ = run(tensors, encoding, x, [1], keywords, form="chunked")
     close(got * mask[:, None, :, None], whole * mask[:, None, :, None])
+
+
+@pytest.mark.parametrize("form", ec.FORMS)
+def test_an_empty_piece_after_rows_of_different_length(form):
+    """A state whose rows stand at different times goes through a piece without tokens."""
+    encoding, tensors, x = CONTINUED["retnet"](1), inputs(3, 1), activations(3)
+    keywords = {
+        "times": torch.tensor([0.5, 0.7, 1.9], dtype=torch.float64),
+        "mask": torch.tensor([[True, False, False], [True, True, True]]),
+    }
+    whole, last = run(tensors, encoding, x, [], keywords, form=form)
+    got, state = run(tensors, encoding, x, [3], keywords, form=form)
+    close(got, whole)
+    close(state.S, last.S)  # turned to the frame of the call and back
+    assert torch.equal(state.tick, last.tick)

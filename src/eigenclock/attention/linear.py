@@ -256,7 +256,9 @@ def _in_order(
     """Times (B|1, G|1, T, W) in order and the one before them, which is the state's or the first: padding stands at the real token
     before it, and the step into a new document is 0."""
     if not ticks.shape[2]:
-        return ticks, ticks.new_zeros(*ticks.shape[:2], 1, ticks.shape[3]) if before is None else before
+        before = ticks.new_zeros(*ticks.shape[:2], 1, ticks.shape[3]) if before is None else before
+        rows = torch.broadcast_shapes(before.shape[:2], ticks.shape[:2])
+        return ticks.expand(*rows, -1, -1), before.expand(*rows, -1, -1)
     first = ticks[:, :, :1] if last_real is None else _tokens(ticks, (last_real >= 0).long().argmax(-1, keepdim=True))
     if before is None:
         before = first
