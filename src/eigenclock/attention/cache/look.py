@@ -155,7 +155,6 @@ class _View:
         """The additive bias (B|1, H|1, 1|T, n) of the keys low .. high relative to the reference, and the rows that see one of them (with
         ``reduce`` off, the pairs themselves)."""
         store, device = self.store, queries.q.device
-        place = torch.arange(low, high, device=device)
         seen: Tensor | None = None
         ticks = (
             per_query_head(self.of(store.ticks)[:, :, low:high], queries.q.shape[1]) if self.law.slope is not None or queries.span else None
@@ -163,10 +162,10 @@ class _View:
         if store.real is not None:
             seen = store.real.tensor[:, None, None, low:high]
         if low < store.first:
-            seen = _also(seen, (place >= store.first)[None, None, None])
+            seen = _also(seen, (torch.arange(low, high, device=device) >= store.first)[None, None, None])
         if queries.window is not None:
             last = queries.start + torch.arange(queries.q.shape[2], device=device)
-            seen = _also(seen, (last[:, None] - place < queries.window)[None, None])
+            seen = _also(seen, (last[:, None] - torch.arange(low, high, device=device) < queries.window)[None, None])
         if queries.span is not None and ticks is not None:
             seen = _also(seen, queries.scalar[..., None] - ticks[:, :, None] < queries.span)
         kind = ops.bias_dtype(queries.q.dtype)
