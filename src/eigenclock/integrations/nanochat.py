@@ -18,14 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eigenclock.attention import attention
-from eigenclock.encodings import Encoding, rope
+from eigenclock.encodings import Encoding
+from eigenclock.encodings.config import encodings
 from eigenclock.errors import UnsupportedError
 from eigenclock.integrations.layers import for_layers
 from eigenclock.integrations.optimizers import exempt as exempt
-from eigenclock.schedules import geometric
 
-BASE = 100000.0
-"""The base of nanochat's frequencies."""
 SHARPNESS = 1.2
 """What nanochat multiplies normalised queries and keys by, each."""
 GATE = 3.0
@@ -83,9 +81,10 @@ def own(model: Any) -> Encoding:
     Args:
         model: nanochat's ``GPT``; only the sizes of its heads are read.
     """
-    first = model.transformer.h[0].attn
-    freq = -geometric(BASE)(first.head_dim // 2).values
-    return rope(first.head_dim, heads=first.n_head, kv_heads=first.n_kv_head, freq=freq.tolist(), pairing="half")
+    blocks = model.transformer.h
+    first = blocks[0].attn
+    sizes = {"n_embd": first.n_embd, "n_head": first.n_head, "n_kv_head": first.n_kv_head, "n_layer": len(blocks)}
+    return encodings({"sequence_len": 1, **sizes}).only  # the length has no part in it
 
 
 def install(model: Any, given: Encoding | str) -> None:

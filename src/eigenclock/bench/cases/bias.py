@@ -20,21 +20,21 @@ WAYS = {
     "train-slopes": ("forward and backward, gradients to the slopes", True, ("slope",), 1.25),
 }
 AGAINST_TENSOR = 0.6
+OTHERS = {
+    "plain": "plain causal scaled_dot_product_attention",
+    "tensor": "scaled_dot_product_attention with a T x T bias of the dtype of q, made beforehand",
+}
 
 
 def cases(size: float = 1.0) -> tuple[Case, ...]:
     """Two dtypes, three ways, two others; the tensor is made beforehand and gets no gradient, which flatters it."""
     shape = (1, HEADS, scaled(LENGTH, size), WIDTH)
-    others = {
-        "plain": "plain causal scaled_dot_product_attention",
-        "tensor": "scaled_dot_product_attention with a T x T bias of the dtype of q, made beforehand",
-    }
     return tuple(
         Case(
             f"bias/{dtype}/{way}/{other}",
             f"ALiBi softmax: {says}",
             f"alibi({WIDTH}, heads={HEADS})",
-            others[other],
+            OTHERS[other],
             shape,
             dtype,
             target if other == "plain" else AGAINST_TENSOR,
@@ -42,7 +42,7 @@ def cases(size: float = 1.0) -> tuple[Case, ...]:
         )
         for dtype in DTYPES
         for way, (says, backward, learn, target) in WAYS.items()
-        for other in others
+        for other in OTHERS
     )
 
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from eigenclock.attention import attention
 from eigenclock.bench.case import DTYPES, Case, Work, normal, scaled, trained, without_graph
+from eigenclock.bench.cases.bias import AGAINST_TENSOR, OTHERS
 from eigenclock.encodings import Encoding, fox, wall
 
 HEADS, LENGTH, WIDTH = 8, 4096, 64
 # what is measured: (what it says, whether backward, the largest ratio against plain attention)
 WAYS = {"forward": ("forward", False, 1.1), "train": ("forward and backward, gradients to the gate", True, 1.25)}
-AGAINST_TENSOR = 0.6
 PER_CHANNEL = 1.5
 SPANS = (16.0, 4096.0)
 """Tokens after which the gate of the first and of the last head has forgotten all but 1/e: a trained gate forgets more slowly than the
@@ -25,16 +25,12 @@ start value 1/2, with which most tiles are dropped."""
 def fox_cases(size: float = 1.0) -> tuple[Case, ...]:
     """Two dtypes, two ways, two others; the tensor is made beforehand and gets no gradient, which flatters it."""
     shape = (1, HEADS, scaled(LENGTH, size), WIDTH)
-    others = {
-        "plain": "plain causal scaled_dot_product_attention",
-        "tensor": "scaled_dot_product_attention with a T x T bias of the dtype of q, made beforehand",
-    }
     return tuple(
         Case(
             f"fox/{dtype}/{way}/{other}",
             f"Forgetting Transformer softmax, projection and gate included: {says}",
             f"fox({WIDTH}, heads={HEADS})",
-            others[other],
+            OTHERS[other],
             shape,
             dtype,
             target if other == "plain" else AGAINST_TENSOR,
@@ -42,7 +38,7 @@ def fox_cases(size: float = 1.0) -> tuple[Case, ...]:
         )
         for dtype in DTYPES
         for way, (says, backward, target) in WAYS.items()
-        for other in others
+        for other in OTHERS
     )
 
 
@@ -54,7 +50,7 @@ def wall_cases(size: float = 1.0) -> tuple[Case, ...]:
             f"wall/{dtype}/forward",
             "softmax with a clock per channel: forward, projection and gate included",
             f"wall({WIDTH}, heads={HEADS})",
-            "plain causal scaled_dot_product_attention",
+            OTHERS["plain"],
             shape,
             dtype,
             PER_CHANNEL,

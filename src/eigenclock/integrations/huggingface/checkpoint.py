@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eigenclock.errors import ConfigError, UnsupportedError
+from eigenclock.encodings.config.gguf_file import keys_of, open_gguf
+from eigenclock.errors import UnsupportedError
 from eigenclock.integrations.layout import convert
-from eigenclock.present.files import file_error
 
 NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -33,18 +34,17 @@ def from_gguf(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) 
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         raise UnsupportedError(f"reading a GGUF file takes the package {error.name}: pip install 'eigenclock[hf]'") from None
-    try:
-        reader = gguf.GGUFReader(os.fspath(path))
-    except OSError as error:
-        raise file_error("read", path, error) from error
-    except ValueError as error:
-        raise ConfigError(f"got {os.fspath(path)}, which is no GGUF file ({error}); expected a model in that format") from None
-    about = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.ggml.m")}
+    reader = open_gguf(Path(path))
+    about = keys_of(reader)
     if about.get("general.architecture") != "llama":
         raise UnsupportedError(f"got a GGUF file of {about.get('general.architecture')!r}; expected the architecture 'llama'")
 
     def get(name: str) -> Any:
         return about[f"llama.{name}"]
+
+    def token(name: str) -> Any:
+        field = reader.fields.get(f"tokenizer.ggml.{name}_token_id")
+        return None if field is None else field.contents()
 
     heads, kv_heads = get("attention.head_count"), get("attention.head_count_kv")
     tensors = {t.name: t for t in reader.tensors}
@@ -53,8 +53,7 @@ def from_gguf(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) 
         num_attention_heads=heads, num_key_value_heads=kv_heads, vocab_size=int(tensors["token_embd.weight"].shape[1]),
         max_position_embeddings=get("context_length"), rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
         rope_parameters={"rope_type": "default", "rope_theta": get("rope.freq_base")}, tie_word_embeddings="output.weight" not in tensors,
-        bos_token_id=about.get("tokenizer.ggml.bos_token_id"), eos_token_id=about.get("tokenizer.ggml.eos_token_id"),
-        pad_token_id=about.get("tokenizer.ggml.padding_token_id"),
+        bos_token_id=token("bos"), eos_token_id=token("eos"), pad_token_id=token("padding"),
     )  # fmt: skip
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
