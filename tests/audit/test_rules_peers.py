@@ -64,3 +64,71 @@ def test_transformers_changes_the_base_with_the_length_under_a_cache():
     broken = ec.audit(LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=dynamic)), length=256)
     assert "cache_length" in faults(broken) and "linearity" not in faults(broken)
     assert faults(ec.audit(LlamaForCausalLM(LlamaConfig(**sizes)), length=256)) == set()
+
+
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 32, "num_hidden_layers": 1}
+SIZES |= {"vocab_size": 64}
+
+
+@pytest.mark.peer("transformers")
+@pytest.mark.parametrize("masked", [False, True])
+def test_transformers_takes_real_positions_without_a_mask_for_documents(masked):
+    from transformers import LlamaConfig
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import create_causal_mask
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    config = LlamaConfig(**SIZES)
+    config._attn_implementation = "sdpa"
+    rotary, layer = LlamaRotaryEmbedding(config), LlamaAttention(config, 0)
+
+    def attend(q, k, v, positions):  # what a layer does with the positions that its model is given
+        q, k = apply_rotary_pos_emb(q, k, *rotary(v, positions[None]))
+        embeddings = v.transpose(1, 2).flatten(2)
+        ones = torch.ones(1, positions.numel(), dtype=torch.long) if masked else None
+        mask = create_causal_mask(config, embeddings, ones, None, position_ids=positions[None])
+        return sdpa_attention_forward(layer, q, k, v, mask)[0].transpose(1, 2)
+
+    report = ec.audit(attend, head_dim=8, heads=4, length=128)
+    assert faults(report) == (set() if masked else {"steps"}), report
+    assert masked or "every token then sees itself alone" in report.findings[0].message
+
+
+@pytest.mark.peer("transformers")
+def test_a_live_model_says_what_it_does_without_a_mask_and_is_sound_with_one():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    report = ec.audit(LlamaForCausalLM(LlamaConfig(**SIZES)), length=128)
+    found = next(f for f in report.findings if f.rule == "steps")
+    assert report.ok and found.severity == "advice" and "documents of one token each" in found.message
+
+
+@pytest.mark.peer("transformers")
+def test_a_growing_factor_in_the_table_of_transformers_breaks_the_law():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    class Growing(LlamaRotaryEmbedding):
+        def forward(self, x, position_ids):
+            size = (0.004 * position_ids.double()).exp()[..., None]
+            cos, sin = super().forward(x, position_ids)
+            return (size * cos).to(x.dtype), (size * sin).to(x.dtype)
+
+    config = LlamaConfig(**SIZES)
+    model = LlamaForCausalLM(config)
+    assert faults(ec.audit(model, length=256)) == set()
+    model.model.rotary_emb = Growing(config)
+    for subject in (model, (apply_rotary_pos_emb, Growing(config))):
+        assert {"contragredience", "shift_invariance"} <= faults(ec.audit(subject, length=256))
+    assert faults(ec.audit((apply_rotary_pos_emb, LlamaRotaryEmbedding(config)), length=256)) == set()
+
+
+@pytest.mark.peer("transformers")
+def test_a_rotary_module_of_transformers_is_held_to_the_config_it_keeps():
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rotary = LlamaRotaryEmbedding(LlamaConfig(**SIZES))
+    assert faults(ec.audit(rotary, length=128)) == set()
+    rotary.inv_freq = rotary.inv_freq / 4
+    assert "scaling" in faults(ec.audit(rotary, length=128))

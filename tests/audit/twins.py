@@ -350,6 +350,11 @@ def guessed_documents(guess: bool) -> Probe:
     return replace(sound, full=full) if guess else sound
 
 
+def unmasked(guess: bool) -> Probe:
+    """The same as all that can be called: f(q, k, v, positions), without a mask and without a cache."""
+    return replace(guessed_documents(guess), decode=None, fractional=True)
+
+
 def batched(rows: bool = True, padding: bool = True, documents: bool = True) -> Probe:
     """Attention over a batch, with one counter per row, the padding left out of it, and a restart with each document, or without.
 
@@ -602,6 +607,7 @@ TWINS: list[Twin] = [
     ),
     Twin("gates summed over the slice alone", "cache", lambda: by_gates(False), lambda: by_gates(True)),
     Twin("documents guessed from positions", "cache", lambda: guessed_documents(True), lambda: guessed_documents(False)),
+    Twin("steps of time taken for documents", "steps", lambda: unmasked(True), lambda: unmasked(False)),
     Twin("one counter for all rows", "rows", lambda: batched(rows=False), batched),
     Twin("padding counted", "rows", lambda: batched(padding=False), batched),
     Twin("documents joined", "rows", lambda: batched(documents=False), batched),

@@ -10,11 +10,13 @@ import torch
 from eigenclock.audit.pictures import curves
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.recover import Recovery, recover
+from eigenclock.audit.recover_claim import in_words_of
 from eigenclock.audit.report import FAILED, SEVERITIES, Finding, Report
 from eigenclock.audit.rules import RULES
 from eigenclock.audit.rules.reach import within_reach
 from eigenclock.audit.subjects import read
 from eigenclock.audit.subjects.options import Options
+from eigenclock.encodings import Encoding
 from eigenclock.encodings.describe import read_dtype
 from eigenclock.errors import ConfigError, ShapeError
 
@@ -35,7 +37,7 @@ def audit(
         length: the positions it is used with. A fault breaks among them, a risk beyond them.
         dtype: the dtype it is used in; by default float64 for encodings, that of the weights for models, else float32.
     Units: positions in the unit of the subject's clock.
-    Raises: ConfigError where the subject is of no known kind, with the kinds there are.
+    Raises: ConfigError where the subject is of no known kind, with the kinds there are; ShapeError for sizes that are none.
 
     >>> import eigenclock as ec
     >>> report = ec.audit(ec.rope(8, theta=100.0), length=64)
@@ -44,6 +46,9 @@ def audit(
     """
     if length < 2 or int(length) != length:
         raise ShapeError(f"got length={length!r}; expected a whole number of positions of at least 2")
+    for name, size in (("head_dim", head_dim), ("heads", heads)):
+        if size is not None and (size < 1 or int(size) != size):
+            raise ShapeError(f"got {name}={size!r}; expected a whole number of at least 1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a reader warns of stands among the findings and notes
         chosen = read_dtype(dtype) if isinstance(dtype, str) else dtype
@@ -77,7 +82,8 @@ def judge(probe: Probe) -> Report:
             findings += [_in_layer(finding, layer) for finding in found]
         if name not in checked and name not in skipped:
             skipped[name] = why or "nothing to measure"
-    recovered = [(layer, _recovered(part, skipped)) for layer, part in _parts(probe) if part.scores is not None or part.outside]
+    measured = [(layer, part) for layer, part in _parts(probe) if part.scores is not None or part.outside]
+    recovered = [(layer, _recovered(part, _claimed(probe, layer), skipped)) for layer, part in measured]
     pictures = next((part for _, part in _parts(probe) if part.scores is not None), None)
     seen = dict.fromkeys(_key(finding) for finding in findings)
     unique = [next(finding for finding in findings if _key(finding) == key) for key in seen]
@@ -113,9 +119,15 @@ def _failed(error: Exception) -> str:
     return f"{FAILED} with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _recovered(probe: Probe, skipped: dict[str, str]) -> Recovery:
+def _claimed(probe: Probe, layer: str) -> Encoding | None:
+    """What the config says of a layer type, or of all layers where that is one thing."""
+    asked = dict(probe.encodings or {})
+    return asked.get(layer) or (next(iter(asked.values())) if not layer and len(set(map(str, asked.values()))) == 1 else None)
+
+
+def _recovered(probe: Probe, claimed: Encoding | None, skipped: dict[str, str]) -> Recovery:
     try:
-        return recover(probe)
+        return in_words_of(claimed, probe, recover(probe))
     except Exception as error:
         skipped["recovery"] = _failed(error)
         return Recovery()

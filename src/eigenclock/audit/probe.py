@@ -1,6 +1,6 @@
 """What rules measure: a subject reduced to the few things that any positional encoding has, each None where it has it not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ Action = Callable[[Float[Tensor, "H T D"], Float[Tensor, "G T D"], Tensor], tupl
 Full = Callable[[Float[Tensor, "H T D"], Float[Tensor, "G T D"], Float[Tensor, "G T V"], Tensor], Float[Tensor, "H T V"]]
 Decode = Callable[[Float[Tensor, "H T D"], Float[Tensor, "G T D"], Float[Tensor, "G T V"], Tensor, tuple[int, ...]], Float[Tensor, "H T V"]]
 Batch = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
+
+Projections = Callable[[int], Iterator[tuple[int, Float[Tensor, "H D I"], Float[Tensor, "G D I"]]]]
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,16 @@ class Probe:
         scores: (q (H, T, D), k (G, S, D), query_times (T,), key_times (S,)) -> (H, T, S), unscaled logits without softmax.
         exact: the same in float64 throughout, where the subject can (``scores`` itself where dtype is float64).
         action: (q (H, T, D), k (G, T, D), times (T,)) -> both after the action, where it has such a stage.
+        bare: the same on the very vectors that are given, where ``action`` copies them first.
         full, decode: attention over a whole sequence, and the same through its cache in pieces ending at the cuts given.
+        unmasked: full without a mask, where it takes a mask that changes nothing.
         batch: attention of a batch: (q (B, H, T, D), k (B, G, T, D), v, times (B, T) | None, mask (B, T) | None, documents (B, T) | None).
         tables: layer type -> the rotary table it builds itself.
         encodings, config: what its config was read as, and the config; refused: why the config could not be read.
         encoding, module, path: the Encoding, the live module, the file or folder it is, where it is one.
         layers: layer type -> probe, for models with several; each is audited, and its findings name the layer type.
+        projections: the rows of W_q (H, D, I) and W_k (G, D, I), layer by layer, of as many layers as have so many key heads.
+        stands_for: the heads and key heads of the whole, of which those measured are some: all are treated alike.
         outside: what breaks the axioms, where the subject says so itself ("learned absolute positions, ..").
         notes: how it was read, for the report.
     Units: times in the unit of the subject's clock, float64 or int64.
@@ -78,8 +84,10 @@ class Probe:
     scores: Scores | None = None
     exact: Scores | None = None
     action: Action | None = None
+    bare: Action | None = None
     full: Full | None = None
     decode: Decode | None = None
+    unmasked: Full | None = None
     batch: Batch | None = None
     tables: Mapping[str, RotaryTable] = field(default_factory=dict)
     encodings: Encodings | None = None
@@ -89,6 +97,8 @@ class Probe:
     module: nn.Module | None = None
     path: str | None = None
     layers: Mapping[str, "Probe"] = field(default_factory=dict)
+    projections: Projections | None = None
+    stands_for: tuple[int, int] | None = None
     outside: str = ""
     notes: tuple[str, ...] = ()
 

@@ -1,6 +1,6 @@
 """L from scores alone: blocks with rates, frequencies and orders, the nearest recipe, and the spec that gives the same scores here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,10 +10,13 @@ from eigenclock.audit.outside import Broken, outside
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.recover_bias import bias_of
 from eigenclock.audit.recover_content import stretches
+from eigenclock.audit.recover_frame import unscaled, within_window, without_constants
 from eigenclock.audit.recover_lags import Lags, Stretch, components, lags_of
 from eigenclock.audit.recover_match import known, partial, short
 from eigenclock.audit.recover_polar import polar
 from eigenclock.audit.report import Block
+from eigenclock.audit.rules.samples import best
+from eigenclock.audit.rules.shift_invariance import keeps_rows
 from eigenclock.encodings import Encoding, two_sided
 from eigenclock.errors import EigenclockError
 
@@ -41,11 +44,33 @@ def recover(probe: Probe) -> Recovery:
     """
     if probe.scores is None:
         return Recovery(witness=f"no relative encoding found: {probe.outside}" if probe.outside else None)
+    frame = within_window(probe)
+    found, notes = _framed(frame.probe), frame.notes
+    return replace(found, notes=(*notes, *found.notes)) if notes else found
+
+
+def _framed(probe: Probe) -> Recovery:
+    """The same, with what stands around the law taken away where that leaves a law."""
     lags = lags_of(probe)
-    broken = outside(lags)
+    broken, notes = outside(lags), ()
+    if broken is not None and broken.axiom == "translation invariance" and keeps_rows(best(probe), probe):
+        free = without_constants(probe)
+        others = lags_of(free.probe)
+        if outside(others) is None:
+            lags, broken, notes = others, None, free.notes
+    for frame in () if broken is not None else unscaled(lags):
+        found = _recovered(lags_of(frame.probe), None)
+        if found.spec is not None:
+            return replace(found, notes=(*notes, *frame.notes, *found.notes))
+    found = _recovered(lags, broken)
+    return replace(found, notes=(*notes, *found.notes)) if notes else found
+
+
+def _recovered(lags: Lags, broken: Broken | None) -> Recovery:
+    probe = lags.probe
     if broken is not None:
         turned = polar(lags) if broken.axiom == "linearity" else None
-        if turned is not None and verified(probe, turned, lags) <= _limit(lags):
+        if turned is not None and verified(probe, turned, lags) <= limit_of(lags):
             return _said(probe, turned, (), short(turned), lags)
         return Recovery(witness=_outside(probe, broken))
     parts = stretches(lags, components(lags))
@@ -55,7 +80,7 @@ def recover(probe: Probe) -> Recovery:
     if content is not None and (bias.absent or bias.encoding is not None):
         whole, name = _whole(content, name, bias.encoding)
         whole, name, both = _directed(lags, whole, name)
-        if verified(probe, whole, lags, causal=not both) <= _limit(lags):
+        if verified(probe, whole, lags, causal=not both) <= limit_of(lags):
             return _said(probe, whole, blocks, name, lags, both)
     broken = outside(lags, law=True)
     if broken is not None:
@@ -69,22 +94,15 @@ def _outside(probe: Probe, broken: Broken) -> str:
 
 
 def _said(probe: Probe, enc: Encoding, blocks: tuple[Block, ...], name: str, lags: Lags, both: bool = False) -> Recovery:
-    gap = verified(probe, enc, lags, causal=not both)
-    how = f"to {gap:.0e} of the largest one" if gap else "exactly"
     where = "" if probe.causal or both else "; keys after the query are another matter (there its law grows, or is another one)"
-    note = f"the spec gives back its scores {how}, at lags up to {probe.length - 1}{where}"
-    name = _as_said(probe, lags) or name
+    note = f"{gives_back(verified(probe, enc, lags, causal=not both))}, at lags up to {probe.length - 1}{where}"
     said = (f"it is said that {probe.outside}; at its present numbers that does not show",) if probe.outside else ()
     return Recovery(str(enc.form), str(enc), blocks, name, notes=(*said, note))
 
 
-def _as_said(probe: Probe, lags: Lags) -> str | None:
-    """The encoding that the config says, in words, where it gives the scores that were measured."""
-    if not probe.encodings or len({str(enc) for enc in probe.encodings.values()}) != 1:
-        return None
-    claimed = probe.encodings.only
-    fits = (claimed.head_dim, claimed.heads) == (probe.head_dim, probe.heads) and (claimed.kv_heads or claimed.heads) == probe.kv_heads
-    return f"{short(claimed)}, as its config says" if fits and verified(probe, claimed, lags) <= _limit(lags) else None
+def gives_back(gap: float) -> str:
+    """How well a spec gives back what was measured, in words."""
+    return "the spec gives back its scores " + (f"to {gap:.0e} of the largest one" if gap else "exactly")
 
 
 def _content(lags: Lags, parts: list[Stretch]) -> tuple[Encoding | None, str]:
@@ -126,7 +144,7 @@ def _directed(lags: Lags, enc: Encoding, name: str) -> tuple[Encoding, str, bool
             wanted = scores(q[None], k[None], one, times=at, key_times=of, causal=False, scale=1.0)[0]
         except EigenclockError:
             continue
-        if _gap(got, wanted) <= 1e-9 + 64 * lags.noise(16.0):
+        if _gap(got, wanted) <= 1e-9 + 64 * lags.noise(float(of.max())):
             return one, text, True
     return enc, name, False
 
@@ -147,6 +165,8 @@ def verified(probe: Probe, enc: Encoding, lags: Lags, causal: bool = True) -> fl
     if not causal:
         of = places[torch.randperm(32, generator=random)][:24]
     got = measure(q, k, at, of).double()
+    if enc.clock.width > 1:  # a subject with one time for each token gives it to every axis
+        at, of = (t[:, None].expand(-1, enc.clock.width) for t in (at, of))
     wanted = scores(q[None], k[None], enc, times=at, key_times=of, causal=causal, scale=1.0)[0]
     return _gap(got, wanted)
 
@@ -157,9 +177,9 @@ def _gap(got: Tensor, wanted: Tensor) -> float:
     return float((got[seen] - wanted[seen]).abs().nan_to_num(nan=torch.inf).max()) / max(size, 1e-300)
 
 
-def _limit(lags: Lags) -> float:
+def limit_of(lags: Lags) -> float:
     """EXACT for subjects in float64; for others what rounding of angles at the largest position does to a score."""
     return EXACT if lags.eps < 1e-12 else max(EXACT, 16 * lags.eps * lags.probe.length)
 
 
-__all__ = ["Recovery", "recover", "verified"]
+__all__ = ["Recovery", "gives_back", "limit_of", "recover", "verified"]

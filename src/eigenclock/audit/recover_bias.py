@@ -1,5 +1,7 @@
 """What is added to the logit, as recipes: linear, bell-shaped, a sum of cosines, or sinusoids that the query reads."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -73,21 +75,59 @@ def _bell(lags: Lags, times: Tensor, values: Tensor) -> Bias | None:
 
 
 def _cosines(lags: Lags, times: Tensor, values: Tensor) -> Bias | None:
-    """Sandwich on the published base, over widths in use."""
-    d, heads, keys = _sizes(lags)
-    for width in dict.fromkeys((128, d, 64, 256, 32, 16, 512)):
-        if width % 2:
-            continue
-        amplitude = values[0] / (width // 2)
-        published = sandwich(d, heads=heads, kv_heads=keys, width=None if width == 128 else width)
-        own = published.lifts()[0].bias(torch.zeros(1, 1, 1, dtype=torch.float64)).reshape(-1) / (width // 2)
-        alike = bool(((own - amplitude).abs() <= (1e-9 + 16 * lags.eps) * own.abs()).all())
-        enc = published if alike else sandwich(d, heads=heads, kv_heads=keys, width=width, amplitude=amplitude.tolist())
-        got = enc.lifts()[0].bias(times.expand(heads, 1, -1))[:, 0].mT
-        if _close(lags, times, got, values):
-            freq = [float(f) for f in enc.lifts()[0].generator.split().turns[0].freq.flatten()]
-            return Bias(enc, tuple(Block("R", 1, 1, 0, NOTHING, Measured(f, lags.eps), "bias") for f in freq))
+    """Sandwich: on the published base over widths in use, else on any base and width that give the fall at the first lags."""
+    if bool((values.abs() > values[0] * (1 + 1e-9)).any()):
+        return None
+    d = lags.probe.head_dim
+    usual = ((width, None) for width in dict.fromkeys((128, d, 64, 256, 32, 16, 512)) if width % 2 == 0)
+    for width, theta in (*usual, *_bases(lags, times, values)):
+        found = _sandwich(lags, times, values, width, theta)
+        if found is not None:
+            return found
     return None
+
+
+def _sandwich(lags: Lags, times: Tensor, values: Tensor, width: int, theta: float | None) -> Bias | None:
+    d, heads, keys = _sizes(lags)
+    amplitude = values[0] / (width // 2)
+    options = {"width": None if width == 128 else width, "theta": theta}
+    published = sandwich(d, heads=heads, kv_heads=keys, **options)
+    own = published.lifts()[0].bias(torch.zeros(1, 1, 1, dtype=torch.float64)).reshape(-1) / (width // 2)
+    alike = bool(((own - amplitude).abs() <= (1e-9 + 16 * lags.eps) * own.abs()).all())
+    enc = published if alike else sandwich(d, heads=heads, kv_heads=keys, amplitude=amplitude.tolist(), **options)
+    got = enc.lifts()[0].bias(times.expand(heads, 1, -1))[:, 0].mT
+    if not _close(lags, times, got, values):
+        return None
+    freq = [float(f) for f in enc.lifts()[0].generator.split().turns[0].freq.flatten()]
+    return Bias(enc, tuple(Block("R", 1, 1, 0, NOTHING, Measured(f, lags.eps), "bias") for f in freq))
+
+
+WIDEST = 1024
+
+
+def _bases(lags: Lags, times: Tensor, values: Tensor) -> Iterator[tuple[int, float]]:
+    """(width, base) of sums of cosines that fall at one lag as the bias does, by bisection for each width, and fit at another one."""
+    fall = values[:, 0] / values[0, 0]
+    near, other = (next((i for i, u in enumerate(times.tolist()) if u >= least), -1) for least in (0.5, 4.0))
+    found = []
+    for width in range(2, WIDEST + 1, 2):
+        steps = torch.arange(1, width // 2 + 1, dtype=torch.float64) * (2 / width)
+
+        def mean(log: float, place: int, steps: Tensor = steps) -> float:
+            return float(((-log * steps).exp() * times[place]).cos().mean())
+
+        low, high = 0.0, 40.0  # of the natural logarithm of the base: a larger one turns less
+        if not mean(low, near) <= float(fall[near]) <= mean(high, near):
+            continue
+        while high - low > 1e-15 * high:
+            middle = (low + high) / 2
+            if middle in (low, high):
+                break
+            low, high = (middle, high) if mean(middle, near) < float(fall[near]) else (low, middle)
+        found.append((abs(mean(low, other) - float(fall[other])), width, math.exp(low)))
+    for off, width, theta in sorted(found)[:4]:
+        plain = float(f"{theta:.9g}")
+        yield width, plain if off < 1e-6 and abs(plain - theta) < 1e-8 * theta else theta
 
 
 def _read_by_query(lags: Lags, marks: list[float]) -> Bias:

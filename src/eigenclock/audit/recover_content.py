@@ -61,14 +61,22 @@ def _cut(groups: list[list[int]], d: int) -> list[tuple[int, int, str, list[list
     return spans
 
 
-def _rows(lags: Lags, numbers: Tensor) -> float | list[float] | list[list[float]]:
-    """Numbers (heads, n) as a recipe takes them: one row where heads agree, one per key head where groups do."""
-    tie = numbers[:1].expand_as(numbers)
-    if bool(((numbers - tie).abs() <= 1e-12 * tie.abs()).all()):
-        return numbers[0].tolist()
-    probe = lags.probe
-    keys = numbers.unflatten(0, (probe.kv_heads, -1))
-    return keys[:, 0].tolist() if bool((keys == keys[:, :1]).all()) else numbers.tolist()
+def _rows(lags: Lags, numbers: Tensor, errors: Tensor | None = None) -> float | list[float] | list[list[float]]:
+    """Numbers (heads, n) as a recipe takes them: one row where heads agree within their errors, one per key head where groups do."""
+    sure = torch.zeros_like(numbers) if errors is None else errors.nan_to_num(posinf=0.0)
+    one = _agreed(numbers[None], sure[None])
+    if one is not None:
+        return one[0].tolist()
+    keys = _agreed(*(x.unflatten(0, (lags.probe.kv_heads, -1)) for x in (numbers, sure)))
+    return numbers.tolist() if keys is None else keys.tolist()
+
+
+def _agreed(numbers: Tensor, errors: Tensor) -> Tensor | None:
+    """The surest of the numbers (groups, m, n) in each group, None where some disagree."""
+    place = errors.argmin(1, keepdim=True)
+    best, doubt = numbers.gather(1, place), errors.gather(1, place)
+    alike = bool(((numbers - best).abs() <= 1e-12 * best.abs() + 4 * (errors + doubt)).all())
+    return best[:, 0] if alike else None
 
 
 def _sizes(lags: Lags) -> dict[str, Any]:
@@ -87,7 +95,7 @@ def _singles(lags: Lags, start: int, width: int) -> Stretch:
     still = not bool(found.rate.any())
     grows = bool((found.rate < 0).any())
     sizes = _sizes(lags)
-    enc = None if grows else nope(width, **sizes) if still else decay(width, rate=_rows(lags, found.rate), **sizes)
+    enc = None if grows else nope(width, **sizes) if still else decay(width, rate=_rows(lags, found.rate, found.rate_error), **sizes)
     return Stretch(start, width, enc, _blocks(found, ("Z", "D")))
 
 
@@ -125,10 +133,10 @@ def _pairs(lags: Lags, x: Tensor, y: Tensor, pairing: str, start: int, width: in
             return Stretch(start, width, None, _blocks(found, ("R", "S")))
         made = rope if not bool(found.rate.any()) else damped_rope
         amplitude = turn(lags.at(0.0).content).real
-        freq: Any = _rows(lags, found.freq)
+        freq: Any = _rows(lags, found.freq, found.freq_error)
         if bool(((amplitude - 1).abs() > SAME + lags.noise(0.0)).any()):
             freq = _scaled(freq, amplitude)
-        enc = made(width, freq=freq, **({} if made is rope else {"rate": _rows(lags, found.rate)}), **options) if freq is not None else None
+        enc = made(width, freq=freq, **({} if made is rope else {"rate": _rows(lags, found.rate, found.rate_error)}), **options) if freq is not None else None
         return Stretch(start, width, enc, _blocks(found, ("R", "S")))
     sums = _climbed(lags, lambda a: torch.complex(a[:, x, x] + a[:, x, y], torch.zeros_like(a[:, x, y])))
     differences = _climbed(lags, lambda a: torch.complex(a[:, x, x] - a[:, x, y], torch.zeros_like(a[:, x, y])))
@@ -182,7 +190,8 @@ def _jordan(lags: Lags, start: int, width: int, order: int, pairing: str) -> Str
     eta = (sheared / turned).real / lag
     if bool((found.rate < 0).any()) or not bool(torch.isfinite(eta).all()):
         return None
-    numbers: dict[str, Any] = {"freq": _rows(lags, found.freq), "rate": _rows(lags, found.rate), "eta": _rows(lags, eta)}
+    freq, rate = _rows(lags, found.freq, found.freq_error), _rows(lags, found.rate, found.rate_error)
+    numbers: dict[str, Any] = {"freq": freq, "rate": rate, "eta": _rows(lags, eta)}
     enc = jordan_rope(width, order=order, pairing=pairing, **numbers, **_sizes(lags))
     if not agrees(lags, enc, start):
         return None

@@ -103,7 +103,21 @@ def _table_eps(probe: Probe) -> float:
     q, k = (torch.ones(heads, 1, probe.head_dim, dtype=dtype) for heads in (probe.heads, probe.kv_heads))
     near, far = (measure(q, k, torch.tensor([t + 1.0]).double(), torch.tensor([t]).double()).double() for t in (0.0, last))
     gap = float(((near - far).abs() / near.abs().clamp_min(1.0)).nan_to_num(nan=0.0, posinf=0.0).max())
-    return 2.0**-23 if 1e-12 * last < gap < 1e-2 else 0.0
+    return 2.0**-23 if 1e-12 * last < gap < 1e-2 or _single(probe) else 0.0
+
+
+def _single(probe: Probe) -> bool:
+    """Whether a bias, or all that products are multiplied by, is made of float32 numbers, and not of short ones that every dtype holds."""
+    lag = min(5.0, float(probe.length - 1))
+    seen = affine(probe, lag, 0.0)
+
+    def narrow(x: Tensor) -> bool:
+        x = x[torch.isfinite(x) & (x != 0)]
+        digits = torch.frexp(x).mantissa * 2**16
+        long = x[digits != digits.round()]
+        return bool(long.numel()) and bool((long.float().double() == long).all())
+
+    return narrow(seen.bias) or narrow(seen.content)
 
 
 def components(lags: Lags) -> list[list[int]]:

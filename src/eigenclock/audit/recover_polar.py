@@ -41,6 +41,7 @@ def polar(lags: Lags) -> Encoding | None:
     steps = sorted(set(at.flatten().tolist()))
     after = sum((torch.where(at == u, wave(u), 0.0) for u in steps), torch.zeros_like(at))
     phase = torch.atan2((after - wave(0.0) * turn.cos()) / turn.sin(), wave(0.0))
+    freq, phase = _refined([0.0, *lags.ladder], torch.stack([wave(u) for u in (0.0, *lags.ladder)]), freq, phase)
     delta = torch.where(phase > 0, phase - 2 * math.pi, phase)
     if not bool((torch.isfinite(freq) & torch.isfinite(delta)).all()):
         return None
@@ -48,3 +49,19 @@ def polar(lags: Lags) -> Encoding | None:
     keys = [x.unflatten(0, (probe.kv_heads, -1))[:, 0].tolist() for x in (freq, delta.clamp(-2 * math.pi, 0.0))]
     shared = probe.kv_heads if probe.kv_heads != probe.heads else None
     return pope(probe.head_dim, heads=probe.heads, kv_heads=shared, freq=keys[0], delta=keys[1], learn=())
+
+
+def _refined(marks: list[float], waves: Tensor, freq: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
+    """The turn and the phase by least squares over more and more of the lags, so that each longer one is in no doubt about its turn."""
+    for most in range(4, len(marks) + 1):
+        u = torch.tensor(marks[:most], dtype=freq.dtype)[:, None, None]
+        for _ in range(2):
+            angle = freq * u - phase
+            off, sine = waves[:most] - angle.cos(), angle.sin()
+            a, b, c = (u * u * sine * sine).sum(0), -(u * sine * sine).sum(0), (sine * sine).sum(0)
+            x, y = (-u * sine * off).sum(0), (sine * off).sum(0)
+            determinant = a * c - b * b
+            clear = determinant > 1e-12 * a * c  # else a turn and a phase look alike still
+            freq = torch.where(clear, freq + (c * x - b * y) / determinant, freq)
+            phase = torch.where(clear, phase + (a * y - b * x) / determinant, phase)
+    return freq, torch.atan2(phase.sin(), phase.cos())

@@ -3,15 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
-from eigenclock.errors import ConfigError
+from eigenclock.errors import ConfigError, UnsupportedError
 from eigenclock.present import Code, Heading, Part, Table, render_page
 
 SEVERITIES = ("fault", "risk", "advice")
 SCHEMA = 1
 """The version of ``to_dict``; it changes when a key changes its meaning or goes."""
-LINES = 20
+UNITS = {"time": "step of the times it takes", "rate": "1/step", "freq": "rad/step", "score": "before 1/sqrt(head_dim) and softmax"}
+LINES, WIDTH = 20, 320
+"""How many lines the text of a report has at most, and how many characters one of them."""
 FAILED = "it failed"
 """How the reason begins for which a rule is skipped that raised an error."""
 
@@ -100,6 +103,8 @@ class Block:
     """A block of L as it was measured: its kind and order as in JordanForm, how many are alike, in which head, and its numbers.
 
     part is "content" for what multiplies the inner product, "bias" for what is added to the logit.
+
+    Units: rate 1/step, freq rad/step, where a step is one of the times that the subject takes (a position; a nanosecond of int64 stamps).
     """
 
     kind: str
@@ -155,6 +160,11 @@ class Report:
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict, repr=False)
 
     @property
+    def title(self) -> str:
+        """The name of the subject in one line that is not too long for a heading."""
+        return _short(self.subject)
+
+    @property
     def ok(self) -> bool:
         """Whether there is no fault."""
         return not any(finding.severity == "fault" for finding in self.findings)
@@ -186,9 +196,9 @@ class Report:
         return ", ".join(f"{n} {(single if n == 1 else plural)[name]}" for name, n in numbers.items() if n) or "no findings"
 
     def __str__(self) -> str:
-        lines = [f"eigenclock audit: {self.subject} ({self.kind}, length {self.length}, {self.dtype}): {self._verdict()}"]
+        lines = [f"eigenclock audit: {self.title} ({self.kind}, length {self.length}, {self.dtype}): {self._verdict()}"]
         said = {"form": self.form, "nearest": self.nearest, "spec": self.spec, "outside": self.witness}
-        lines += [f"  {name:<8} {_short(value)}" for name, value in said.items() if value]
+        lines += [f"  {name:<8} {_short(value, WIDTH)}" for name, value in said.items() if value]
         lines += [f"  note     {_short(note)}" for note in self.notes[:2]]
         ran = f"{len(self.checked)} rule{'' if len(self.checked) == 1 else 's'} ran"
         last = f"  {ran}, {len(self.skipped)} skipped: {self.count()}"
@@ -196,7 +206,7 @@ class Report:
         room = LINES - len(lines) - 1
         shown: list[str] = []
         for i, finding in enumerate(self.findings):
-            rows = ["  " + _short(row, 320) for row in str(finding).splitlines()]
+            rows = ["  " + _short(row, WIDTH) for row in str(finding).splitlines()]
             rest = len(self.findings) - i - 1
             if len(shown) + len(rows) + (rest > 0) > room:
                 shown.append(f"  and {rest + 1} more: --json or .table() lists them")
@@ -216,6 +226,7 @@ class Report:
             "kind": self.kind,
             "length": self.length,
             "dtype": self.dtype,
+            "units": dict(UNITS),
             "ok": self.ok,
             "findings": [finding.to_dict() for finding in self.findings],
             "checked": list(self.checked),
@@ -233,7 +244,7 @@ class Report:
         rows = [(f.severity, f.rule, f.message, _cell(f.measured), _cell(f.limit), f.place, f.advice) for f in self.findings]
         note = f"{len(self.checked)} rules ran, {len(self.skipped)} skipped."
         return Table(
-            f"{self.subject}: {self.count()}", ("severity", "rule", "what", "measured", "limit", "where", "what to do"), rows, note=note
+            f"{self.title}: {self.count()}", ("severity", "rule", "what", "measured", "limit", "where", "what to do"), rows, note=note
         )
 
     def html(self) -> str:
@@ -241,6 +252,10 @@ class Report:
 
         Raises: UnsupportedError where matplotlib or jinja2 is missing.
         """
+        return page((self,))
+
+    def parts(self) -> list[Part]:
+        """What stands in the page, part by part."""
         from eigenclock.audit.pictures import figure
 
         parts: list[Part] = [Code(str(self)), Heading("Findings"), self.table()]
@@ -249,12 +264,35 @@ class Report:
         if self.blocks:
             parts += [Heading("Blocks of L, measured"), self._blocks_table()]
         listed = [(rule, "ran") for rule in self.checked] + list(self.skipped.items())
-        parts += [Heading("Rules"), Table("", ("rule", "ran, or why it was skipped"), listed)]
-        return render_page(f"Audit: {self.subject}", parts, subtitle=f"{self.kind}, length {self.length}, {self.dtype}: {self.count()}")
+        return [*parts, Heading("Rules"), Table("Which rules ran", ("rule", "ran, or why it was skipped"), listed)]
 
     def _blocks_table(self) -> Table:
         rows = [(b.part, b.head, f"{b.kind}{b.order if b.order > 1 else ''}", b.count, str(b.rate), str(b.freq)) for b in self.blocks]
-        return Table("", ("part", "head", "block", "count", "rate", "frequency"), rows)
+        return Table(
+            "Rates and frequencies (radians) per step of the times it takes", ("part", "head", "block", "count", "rate", "frequency"), rows
+        )
+
+
+def page(reports: Sequence[Report]) -> str:
+    """One or several reports as one page that needs nothing else.
+
+    Raises: UnsupportedError where matplotlib or jinja2 is missing.
+    """
+    missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(f"a page needs {' and '.join(missing)}, not installed here: pip install 'eigenclock[lab]'")
+    if len(reports) == 1:
+        one = reports[0]
+        subtitle = f"{one.kind}, length {one.length}, {one.dtype}: {one.count()}"
+        return render_page(f"Audit: {one.title}", one.parts(), subtitle=subtitle)
+    parts = [part for one in reports for part in (Heading(one.title), *_below(one))]
+    faulty = sum(not one.ok for one in reports)
+    return render_page(f"Audit of {len(reports)} subjects", parts, subtitle=f"{faulty} of them with faults")
+
+
+def _below(report: Report) -> list[Part]:
+    """The parts of a report under a heading of its own: titles of tables take the place of headings."""
+    return [part for part in report.parts() if not isinstance(part, Heading)]
 
 
 def _short(text: str, width: int = 200) -> str:

@@ -1,9 +1,10 @@
 """The command line: ``eigenclock COMMAND [options]``. To add a command write one file and one line in ``COMMANDS``.
 
 A command's module holds ``Options``, a frozen dataclass that becomes its options, and ``run(options) -> int``. It is imported
-only when it is asked for. Exit status: 0 done, 1 findings, 2 bad input (one line on stderr), 130 interrupted.
+only when it is asked for. Exit status: 0 done, 1 findings, 2 bad input (one line on stderr), 130 interrupted, 141 nobody reads.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -46,8 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return module.run(_parse(module.Options, words))
     except EigenclockError as error:
         return complain(words[0], error)
+    except BrokenPipeError:  # who reads the output has seen enough (| head): no traceback, and nothing more is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt as stop:
-        print(f"eigenclock {words[0]}: {stop or 'interrupted'}", file=sys.stderr)
+        print(f"eigenclock {words[0]}: {str(stop) or 'interrupted'}", file=sys.stderr)
         return 130
 
 

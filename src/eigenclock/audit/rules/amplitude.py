@@ -7,7 +7,7 @@ from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.claims import amplitude_of, claims, matched, trusted, turn_of
 from eigenclock.audit.rules.pairs import read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, rounding
+from eigenclock.audit.rules.samples import best, rounding, unlike_heads
 
 SOURCE = "YaRN 2309.00071 section 3.4, LongRoPE 2402.13753: the factor is on cos and sin"
 
@@ -17,7 +17,7 @@ def _claimed(probe: Probe) -> float | None:
     asked = {round(amplitude_of(enc), 9) for enc in claims(probe).values() if turn_of(enc) is not None}
     if len(asked) == 1:
         return asked.pop()
-    tables = {round(float(table.amplitude), 9) for table in probe.tables.values()}
+    tables = {round(float(table.amplitude), 9) for table in probe.tables.values() if math.isfinite(table.amplitude)}
     return tables.pop() if not asked and len(tables) == 1 else None
 
 
@@ -35,7 +35,7 @@ def _check(probe: Probe) -> list[Finding]:
     found = []
     for layer, table, enc in matched(probe):
         asked, has = amplitude_of(enc), float(table.amplitude)
-        if abs(has / asked - 1) > 1e-4:
+        if abs(has / asked - 1) > 1e-4:  # not a number where the table does not say
             message = f"the table is multiplied by {has:.6g}, the config asks for {asked:.6g}" + _power(has, asked)
             where = {"layer": layer} if layer else {}
             advice = (
@@ -46,17 +46,23 @@ def _check(probe: Probe) -> list[Finding]:
     asked = _claimed(probe)
     if found or asked is None or probe.scores is None or not trusted(probe):
         return found
-    pairs = read_pairs(best(probe), probe)
-    if pairs is None:
-        return found
-    has = float(pairs.size.median())
-    if abs(has / asked**2 - 1) <= max(8 * rounding(probe, 0, exact=True), 1e-4):
-        return found
-    message = f"turned channels score {has:.6g} q.k at lag 0, an amplitude of {asked:.6g} on each side gives {asked**2:.6g}" + _times(
-        has, asked
-    )
-    advice = "put the factor on cos and sin once for each side, and nowhere else"
-    return [Finding("amplitude", "fault", message, has, asked**2, {"lag": 0}, advice, SOURCE)]
+    for head in unlike_heads(probe):
+        pairs = read_pairs(best(probe), probe, head)
+        if pairs is None:
+            continue
+        gap = (pairs.size / asked**2 - 1).abs()
+        bad = gap > max(8 * rounding(probe, 0, exact=True), 1e-4)
+        if not bool(bad.any()):
+            continue
+        has, n = float(pairs.size[gap.argmax()]), int(bad.sum())
+        message = (
+            f"{'turned channels' if n == bad.numel() else f'{n} of {bad.numel()} pairs'} score {has:.6g} q.k at lag 0, an amplitude of "
+        )
+        message += f"{asked:.6g} on each side gives {asked**2:.6g}" + _times(has, asked)
+        advice = "put the factor on cos and sin once for each side, and nowhere else"
+        where = {"lag": 0, "channels": [int(pairs.first[gap.argmax()]), int(pairs.second[gap.argmax()])], "head": head}
+        return [Finding("amplitude", "fault", message, has, asked**2, where, advice, SOURCE)]
+    return []
 
 
 def _power(has: float, asked: float) -> str:

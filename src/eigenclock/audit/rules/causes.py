@@ -8,7 +8,8 @@ from torch import Tensor
 
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.rules.pairs import Pairs, blocks_at, read_pairs
-from eigenclock.audit.rules.samples import best, name_of
+from eigenclock.audit.rules.samples import best, name_of, rounding
+from eigenclock.audit.rules.wavelengths import base_of
 
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -71,6 +72,8 @@ def causes_of(probe: Probe, claimed: Tensor | None = None) -> Cause | None:
     freq = pairs.freq
     if claimed is not None and claimed.numel() == freq.numel():
         freq = claimed.double().abs() * torch.where(pairs.freq < 0, -1.0, 1.0)
+    else:
+        freq = _geometric(freq, pairs.error)
     grid = grid_of(probe.length)
     w = blocks_at(probe.scores, probe, pairs, grid, [0.0])[:, 0] / pairs.size
     t = torch.tensor(grid, dtype=torch.float64)[:, None]
@@ -94,8 +97,10 @@ def causes_of(probe: Probe, claimed: Tensor | None = None) -> Cause | None:
         options.append((float(left(freq * rounded).max()), f"positions rounded to {name} before use", float((rounded - t).abs().max())))
         options.append((float(left(freq.to(dtype).double() * t).max()), f"frequencies rounded to {name}", 0.0))
         options.append((float(left((freq * t).to(dtype).double()).max()), f"angles rounded to {name} before cos and sin", 0.0))
-        both = freq.to(dtype).double() * rounded
-        options.append((float(left(both).max()), f"frequencies and positions rounded to {name}", float((rounded - t).abs().max())))
+        both, off = freq.to(dtype).double() * rounded, float((rounded - t).abs().max())
+        options.append((float(left(both).max()), f"frequencies and positions rounded to {name}", off))
+        whole = both.to(dtype).double()
+        options.append((float(left(whole).max()), f"frequencies, positions and angles rounded to {name}", off))
         table = torch.complex((freq * t).cos().to(dtype).double(), (freq * t).sin().to(dtype).double())
         options.append(
             (
@@ -104,10 +109,56 @@ def causes_of(probe: Probe, claimed: Tensor | None = None) -> Cause | None:
                 0.0,
             )
         )
+    warp = _warp(probe, pairs, freq)
+    if warp:
+        return Cause(found.frequency, 0.0, found.table, found.total, found.total, warp, first)
     rest, words, position = min(options)
     if rest > max(0.3 * found.total, limit) and rest > 4 * limit:
         return Cause(found.frequency, 0.0, found.table, found.total, found.total, "", first)
     return Cause(found.frequency, position, found.table, rest, found.total, words, first)
+
+
+def _geometric(freq: Tensor, error: Tensor) -> Tensor:
+    """The geometric row of a round base where frequencies are one up to their errors, else as they are."""
+    base = base_of(freq.abs())
+    if base is None:
+        return freq
+    n = freq.numel()
+    for digits in (1, 2, 3):
+        row = float(f"{base:.{digits}g}") ** (-torch.arange(n, dtype=torch.float64) / n)
+        if bool(((row - freq.abs()).abs() <= 4 * error + 1e-12).all()):
+            return torch.copysign(row, freq)
+    return freq
+
+
+def _warp(probe: Probe, pairs: Pairs, freq: Tensor) -> str:
+    """How a clock that is not the position runs, in words: each pair turns by the same part of its frequency between neighbours.
+
+    Rounded positions step by nothing or by much; a warp shows in steps that change little from one position to the next.
+    """
+    fn, last = best(probe), probe.length - 1
+    if last < 8 or not bool((pairs.rate == 0).all()):
+        return ""
+    starts = sorted({float(t) for p in (0, last // 8, last // 2, last - 3) for t in (p, p + 1)})
+    steps = []
+    for t in starts:
+        w = blocks_at(fn, probe, pairs, [t + 1], [t])[0, 0] / pairs.size
+        steps.append(w.angle() / freq)
+        if bool(((w.abs() - 1).abs() > 1e-3).any()):
+            return ""
+    step = torch.stack(steps)
+    telling = (freq.abs() > 16 * rounding(probe, last, exact=True)) & (freq.abs() < math.pi)
+    if not bool(telling.any()):
+        return ""
+    step = step[:, telling]
+    doubt = (4 * rounding(probe, last, exact=True) / freq[telling].abs()).clamp_min(1e-6)
+    mean = step.mean(-1, keepdim=True)
+    alike = bool(((step - mean).abs() <= doubt + 1e-3 * mean.abs()).all())
+    smooth = bool(((step[1::2] - step[0::2]).abs() <= 0.05 * step[0::2].abs() + doubt).all())
+    bent = float((mean - mean[0]).abs().max()) > 4 * float(doubt.min())
+    if not (alike and smooth and bent and bool((mean > 0).all())):
+        return ""
+    return f"a group on a warped clock: a step counts {float(mean[0]):.4g} at 0 and {float(mean[-1]):.4g} at {last}"
 
 
 def _sizes(w: Tensor, fall: Tensor) -> float:

@@ -8,7 +8,7 @@ from eigenclock.audit.rules.rule import Rule
 from eigenclock.clocks import Clock
 from eigenclock.errors import EigenclockError
 
-SOURCE = "section 1 of the design: the law needs a clock whose differences are exact, and that does not go back under a decay"
+SOURCE = "the law needs a clock whose differences are exact, and that does not go back under a decay"
 
 
 def _applies(probe: Probe) -> str | None:

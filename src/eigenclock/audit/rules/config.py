@@ -14,6 +14,8 @@ SOURCE = "every key of a rotary section is used, or named"
 SIZES = ("head_dim", "hidden_size", "num_attention_heads", "num_key_value_heads")
 WORDS = (*(key for key in (*SECTION_KEYS, *ROTARY_TOP) if key not in ("type", "factor")), "rotary width", "factor=")
 
+EVEN = "expected an even width"
+UNSAID = ") without rope_theta or rope_parameters"
 _ELSEWHERE = ("depends on the length", "is not known here")  # other rules say it, or it says something of what is read here
 
 
@@ -30,7 +32,9 @@ def _check(probe: Probe) -> list[Finding]:
     kind = str((probe.config or {}).get("model_type") or "")
     known = not kind or kind in HALF | INTERLEAVED  # of others it is not known here which keys they need
     sizes = any(word in text.split(";")[0] for word in SIZES) or "in the call" in text
-    if known and not sizes and any(word in text for word in WORDS) and _contradicts(probe):
+    sizes = sizes and EVEN not in text  # no size that could be given would make it even
+    known = known and not (UNSAID in text and not kind)  # nothing says that such a config is one of a rotary model
+    if known and not sizes and any(word in text for word in (*WORDS, EVEN)) and (EVEN in text or _contradicts(probe)):
         advice = "correct the key that is named: code that reads it without complaint turns by something else"
         return [Finding("config", "fault", f"the config does not hold together: {text}", None, None, {}, advice, SOURCE)]
     return [Finding("config", "advice", f"the config is not one that is read here: {text}", None, None, {}, "", SOURCE)]

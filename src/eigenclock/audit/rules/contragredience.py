@@ -5,8 +5,10 @@ import torch
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.causes import grid_of
+from eigenclock.audit.rules.group_law import action_matrices
+from eigenclock.audit.rules.pairs import read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import coarse, many, needs_scores, rounding, said
+from eigenclock.audit.rules.samples import best, coarse, many, needs_scores, rounding, said, times_of
 from eigenclock.audit.rules.shift_invariance import keeps_rows
 
 SOURCE = "section 1 of the derivation: queries take exp(tL)^T, keys exp(-sL)"
@@ -30,11 +32,46 @@ def _check(probe: Probe) -> list[Finding]:
     message = (
         f"a query and a key both at 0 score {numbers[0]:.6g}, both at {grid[first]:g} {numbers[1]:.6g}: one side does not undo the other"
     )
-    if probe.action is not None and _same_map(probe, grid[first]):
-        message += "; both sides take one map that is no rotation"
     advice = "keys take the inverse transpose of what queries take: a factor e^(at) on queries is e^(-as) on keys"
-    where = {"t": grid[first], "s": grid[first]}
+    where: dict[str, float | int | str] = {"t": grid[first], "s": grid[first]}
+    still = _still(probe, grid[first])
+    if still:
+        message += f"; the {still} do not move at all, so that scores follow the absolute position of the other side"
+        advice = "move both sides, each by its own position"
+        where["still"] = still
+    elif probe.action is not None and _same_map(probe, grid[first]):
+        message += "; both sides take one map that is no rotation"
+        pair = _determinant(probe, grid[first])
+        if pair is not None:
+            message += f": pair {pair[0]} has the determinant {pair[1]:.10g}, so that norms change"
+            where |= {"pair": pair[0], "determinant": pair[1]}
+            advice = "both sides must be turned and nothing else: round cos and sin no further than the vectors, and one layout throughout"
     return [Finding("contragredience", severity, message, float(gap.max()), float(limits[first]), where, advice, SOURCE)]
+
+
+def _still(probe: Probe, t: float) -> str:
+    """The side that its position does not move, where the other one moves."""
+    fn = best(probe)
+    q, k = coarse(probe)
+    n = q.shape[1]
+    zero, there = (torch.full((n,), time, dtype=torch.float64) for time in (0.0, t))
+    q, k, zero, there = q.to(probe.dtype), k.to(probe.dtype), times_of(zero), times_of(there)
+    z, by_query, by_key = fn(q, k, zero, zero), fn(q, k, there, zero), fn(q, k, zero, there)
+    if torch.equal(z, by_key) and not torch.equal(z, by_query):
+        return "keys"
+    return "queries" if torch.equal(z, by_query) and not torch.equal(z, by_key) else ""
+
+
+def _determinant(probe: Probe, t: float) -> tuple[int, float] | None:
+    """The pair whose area the action changes most at a time, and by how much; None where channels don't turn in pairs."""
+    pairs, found = read_pairs(best(probe), probe), action_matrices(probe, [0.0, t])
+    if pairs is None or found is None or found[1].shape[-1] != found[1].shape[-2]:
+        return None
+    a, b = pairs.first, pairs.second
+    zero, moved = (m[a, a] * m[b, b] - m[a, b] * m[b, a] for m in found[1])
+    parts = moved / zero
+    worst = int((parts - 1).abs().argmax())
+    return worst, float(parts[worst])
 
 
 def _same_map(probe: Probe, t: float) -> bool:
@@ -45,7 +82,7 @@ def _same_map(probe: Probe, t: float) -> bool:
     moved = [part.double() for part in probe.action(q, x, torch.full((8,), int(t)))]
     alike = torch.allclose(moved[0], moved[1].repeat_interleave(probe.heads // probe.kv_heads, 0), rtol=1e-2, atol=1e-2)
     grown = moved[1].norm(dim=-1) / x.double().norm(dim=-1).clamp_min(1e-300)
-    return alike and bool(((grown - 1).abs() > 1e-3).any())
+    return alike and bool(((grown - 1).abs() > rounding(probe, t)).any())
 
 
 RULE = Rule("contragredience", "do the two sides undo each other at equal positions", needs_scores, _check)

@@ -29,18 +29,26 @@ def _check(probe: Probe) -> list[Finding]:
         return [_fault(probe, 0.0, base, base)] if bool(base.isnan().any() | (base == torch.inf).any()) else []
     full = many(fn, probe, q, k, [float(probe.length - 1)], 0.0)
     if bool((full.isnan() | (full == torch.inf)).any()):
-        message = f"the score of position {probe.length - 1} and position 0 is {_odd(full)} in {name_of(probe.dtype)}"
-        where = {"t": float(probe.length - 1), "s": 0.0}
-        return [Finding("growth", "fault", message, _odd(full), None, where, _ADVICE, SOURCE)]
+        t, odd = _first_lost(lambda t: many(fn, probe, q, k, [t], 0.0), float(probe.length - 1), full)
+        message = f"the score of position {t:g} and position 0 is {odd} in {name_of(probe.dtype)}, the first that is lost"
+        where = {"t": t, "s": 0.0}
+        return [Finding("growth", "fault", message, odd, None, where, _ADVICE, SOURCE)]
 
     def lost(p: float) -> Tensor | None:
         z = many(fn, probe, q, k, lags, p)
         return z if bool(gone(z, base, probe).any()) else None
 
-    for p in (t for t in powers_of(probe.length) if t + lags[-1] < probe.length):
+    kept = 0.0
+    end = float(probe.length - 1) - lags[-1]
+    for p in sorted({*(t for t in powers_of(probe.length) if t <= end), end} - {0.0}):
         z = lost(p)
         if z is not None:
+            while p - kept > 1:  # the first position, where it is lost from one on
+                middle = (p + kept) // 2
+                earlier = lost(middle)
+                p, z, kept = (middle, earlier, kept) if earlier is not None else (p, z, middle)
             return [_fault(probe, p, z, base)]
+        kept = p
     if said(probe, "translation invariance"):
         return []
     return _horizon(probe, lambda p: many(fn, probe, q, k, lags, p), base)
@@ -50,6 +58,19 @@ def gone(z: Tensor, base: Tensor, probe: Probe) -> Tensor:
     """Where a score is not finite, or where all contents of a head and lag score 0 that did not at the origin (one may by chance)."""
     clear = (base.abs() > 1e3 * floor_of(probe.dtype) * base.abs().max()).all(-1, keepdim=True)
     return ~torch.isfinite(z) | ((z == 0).all(-1, keepdim=True) & clear)
+
+
+def _first_lost(at: Callable[[float], Tensor], last: float, full: Tensor) -> tuple[float, str]:
+    """The first lag from which on scores with position 0 are NaN or infinite, and which of them."""
+    kept, lost, odd = 0.0, last, _odd(full)
+    while lost - kept > 1:
+        middle = (kept + lost) // 2
+        z = at(middle)
+        if bool((z.isnan() | (z == torch.inf)).any()):
+            lost, odd = middle, _odd(z)
+        else:
+            kept = middle
+    return lost, odd
 
 
 _ADVICE = "give both factors a reference time between key and query, so that neither grows; never exp(+a s) on keys from one origin"
@@ -93,14 +114,14 @@ def _horizon(probe: Probe, at: Callable[[float], Tensor], base: Tensor) -> list[
         if kind == "end":
             return []
         if kind:
-            while high - low > max(1.0, 0.01 * low):
+            while high - low > 1:
                 middle = math.floor((low + high) / 2)
                 if changed(middle):
                     high = middle
                 else:
                     low = middle
             verb = "loses scores" if kind == "lost" else f"changes scores by more than {LOST:.0%}"
-            message = f"{name_of(probe.dtype)} {verb} from about position {high:g} on: {high / probe.length:.3g} times the length"
+            message = f"{name_of(probe.dtype)} {verb} from position {high:.0f} on: {high / probe.length:.3g} times the length"
             advice = _ADVICE if kind == "lost" else "take differences of positions before they are rounded"
             return [Finding("growth", "risk", message, high, float(probe.length), {"position": high}, advice, SOURCE)]
         low = high

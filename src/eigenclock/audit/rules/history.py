@@ -5,9 +5,11 @@ import torch
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import many, needs_scores
+from eigenclock.audit.rules.samples import many, needs_scores, rounding
 
 SOURCE = "equal lengths give bit-equal scores, whatever lengths came before"
+RUN = 6
+"""Tokens of a call whose table may be kept for the next one."""
 
 
 def remembered(probe: Probe) -> tuple[float, float, float, float, float] | None:
@@ -45,10 +47,37 @@ def _longest(probe: Probe, q: torch.Tensor, k: torch.Tensor) -> float:
     return 2.0 * probe.length
 
 
+def _regrouped(probe: Probe) -> tuple[float, float, float, float] | None:
+    """A run of positions that scores otherwise in one call than in two, after a call of as many tokens elsewhere: (first, gap, one, two)."""
+    assert probe.scores is not None
+    fn, n = probe.scores, RUN
+    if probe.length < 3 * n:
+        return None
+    q, k = probe.content(n, seed=16)
+    last = torch.full((n,), 3 * n - 1)
+    first, second = torch.arange(n) + 1, torch.arange(n) + n + 2
+    fn(q, k, last, first)  # what is kept of it may be taken for the next call, which is as long
+    whole = fn(q, k, last, second).double()
+    parts = torch.cat([fn(q, k[:, a], last, second[a]).double() for a in (slice(0, n // 2), slice(n // 2, n))], -1)
+    gap = (whole - parts).abs().nan_to_num(nan=0.0, posinf=0.0)
+    size = float(parts.abs().nan_to_num(posinf=0.0, neginf=0.0).max()) or 1.0
+    if float(gap.max()) <= rounding(probe, 3 * n) * size:
+        return None
+    place = int(gap.argmax())
+    return float(second[0]), float(gap.max()) / size, float(whole.flatten()[place]), float(parts.flatten()[place])
+
+
 def _check(probe: Probe) -> list[Finding]:
     found = remembered(probe)
     if found is None:
-        return []
+        split = _regrouped(probe)
+        if split is None:
+            return []
+        start, value, one, two = split
+        message = f"keys at {start:g} .. {start + RUN - 1:g} score {one:.6g} in one call and {two:.6g} in two: a call takes what another one left"
+        advice = "key what is kept by the positions themselves (offset and length), not by the length of a call"
+        where = {"s": start, "tokens": RUN}
+        return [Finding("history", "fault", message, value, rounding(probe, 3 * RUN), where, advice, SOURCE)]
     position, value, before, after, reached = found
     message = f"the same call up to position {position:g} gives {before:.6g}, and {after:.6g} once a call reached {reached:g}"
     advice = "compute what follows the length from the call at hand, and keep nothing of it"

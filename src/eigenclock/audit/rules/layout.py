@@ -5,7 +5,7 @@ from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.claims import claims, trusted, turn_of
 from eigenclock.audit.rules.pairs import Pairs, read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, needs_scores
+from eigenclock.audit.rules.samples import best, needs_scores, unlike_heads
 
 SOURCE = "interleaved (2i, 2i + 1): Su et al. 2104.09864, GPT-J; half (i, i + n): GPT-NeoX, transformers"
 
@@ -13,7 +13,8 @@ SOURCE = "interleaved (2i, 2i + 1): Su et al. 2104.09864, GPT-J; half (i, i + n)
 def claimed_layouts(probe: Probe) -> set[str]:
     """The layouts that the tables and the config of the subject, or the encoding it is, name."""
     named = {table.pairing for table in probe.tables.values()}
-    if probe.encodings is not None and trusted(probe) and probe.kind not in ("config", "checkpoint"):  # there a function is assumed
+    assumed = probe.kind in ("config", "checkpoint") or (probe.kind == "model" and probe.full is None)  # the function that turns is
+    if probe.encodings is not None and trusted(probe) and not assumed:
         named.add(probe.encodings.conventions.pairing)
     if probe.encoding is not None:
         turn = turn_of(probe.encoding)
@@ -34,17 +35,23 @@ def _layout_applies(probe: Probe) -> str | None:
 
 
 def _layout(probe: Probe) -> list[Finding]:
-    claimed, pairs = claimed_layouts(probe), read_pairs(best(probe), probe)
+    claimed = claimed_layouts(probe)
     if len(claimed) > 1:
         message = f"its parts name different layouts: {' and '.join(sorted(claimed))}"
         return [Finding("layout", "fault", message, None, None, {}, "make the weights, the table and the rotation agree", SOURCE)]
-    if pairs is None or pairs.layout is None or pairs.layout in claimed:
-        return []
-    name = claimed.pop()
+    name = next(iter(claimed))
+    for head in unlike_heads(probe):
+        pairs = read_pairs(best(probe), probe, head)
+        if pairs is not None and pairs.layout is not None and pairs.layout != name:
+            return [_other(pairs, name, head)]
+    return []
+
+
+def _other(pairs: Pairs, name: str, head: int) -> Finding:
     a, b = int(pairs.first[0]), int(pairs.second[0])
     message = f"channels {a} and {b} turn together, which is the {pairs.layout} layout; the subject claims {name}"
     advice = f"permute the rows of the query and key weights (ec.convert(weight, heads=.., to={pairs.layout!r})), or rotate the other pairs"
-    return [Finding("layout", "fault", message, pairs.layout, name, {"channels": [a, b]}, advice, SOURCE)]
+    return Finding("layout", "fault", message, pairs.layout, name, {"channels": [a, b], "head": head}, advice, SOURCE)
 
 
 def _width_applies(probe: Probe) -> str | None:
@@ -52,19 +59,26 @@ def _width_applies(probe: Probe) -> str | None:
 
 
 def _width(probe: Probe) -> list[Finding]:
-    pairs, claimed = read_pairs(best(probe), probe), claimed_widths(probe)
-    if pairs is None:
-        return []
+    claimed = claimed_widths(probe)
+    for head in unlike_heads(probe):
+        pairs = read_pairs(best(probe), probe, head)
+        found = [] if pairs is None else _of_head(probe, pairs, claimed, head)
+        if found:
+            return found
+    return []
+
+
+def _of_head(probe: Probe, pairs: Pairs, claimed: set[int], head: int) -> list[Finding]:
     turning = 2 * pairs.first.numel()
     if any(turning <= width and not _slow(probe, width - turning, pairs) for width in claimed) and turning not in claimed:
         wanted = max(claimed)
         message = f"{turning} of {probe.head_dim} channels turn, {wanted} should"
         advice = "check partial_rotary_factor or rotary_dim, and over which width the exponent 2i/d runs"
-        return [Finding("width", "fault", message, turning, wanted, {"first still channel": _first(pairs)}, advice, SOURCE)]
+        return [Finding("width", "fault", message, turning, wanted, {"first still channel": _first(pairs), "head": head}, advice, SOURCE)]
     if turning > max(claimed):
         message = f"{turning} of {probe.head_dim} channels turn, {max(claimed)} should"
         advice = "check partial_rotary_factor or rotary_dim: channels beyond it carry no position"
-        return [Finding("width", "fault", message, turning, max(claimed), {"channels": turning}, advice, SOURCE)]
+        return [Finding("width", "fault", message, turning, max(claimed), {"channels": turning, "head": head}, advice, SOURCE)]
     return []
 
 

@@ -14,11 +14,14 @@ from eigenclock.encodings import Parameter
 SOURCE = "weight decay pulls every parameter of two axes and more to 0 in the usual recipes, frequencies and slopes among them"
 NAMES = ("freq", "theta", "slope", "decay", "rate", "alibi", "inv_freq", "log_freq", "gamma_pos", "angle")
 
+TABLES = ("inv_freq", "freqs", "theta")
+
 
 def _applies(probe: Probe) -> str | None:
     if probe.module is None:
         return "it is no module"
-    return None if any(True for _ in _positional(probe.module)) else "it has no positional parameters"
+    held = any(True for _ in _positional(probe.module)) or any(True for _ in _kept(probe.module))
+    return None if held else "it has no positional parameters, and keeps no table in its state"
 
 
 def _positional(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -29,9 +32,26 @@ def _positional(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield name, parameter
 
 
+def _kept(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tables of frequencies in the state dict: fixed numbers, which a checkpoint in another dtype overwrites with rounded ones."""
+    ours = {id(b) for m in module.modules() if isinstance(m, Parameter) for b in m.buffers()}
+    kept = set(module.state_dict())
+    for name, buffer in module.named_buffers():
+        last = name.rsplit(".", 1)[-1].lower()
+        if name in kept and id(buffer) not in ours and buffer.is_floating_point() and any(word in last for word in TABLES):
+            yield name, buffer
+
+
 def _check(probe: Probe) -> list[Finding]:
     assert probe.module is not None
     found = []
+    for name, buffer in _kept(probe.module):
+        where = {"buffer": name, "shape": list(buffer.shape)}
+        message = (
+            f"{name} is a persistent buffer: casts of the module round it, and a checkpoint in 16 bits brings rounded frequencies back"
+        )
+        advice = "register it with persistent=False, and compute it in float32 where the module is built"
+        found.append(Finding("optimiser", "advice", message, None, None, where, advice, SOURCE))
     for name, parameter in _positional(probe.module):
         where = {"parameter": name, "shape": list(parameter.shape)}
         flat = parameter.detach().double().cpu().flatten()

@@ -10,6 +10,10 @@ from eigenclock.audit.probe import Probe, Scores
 from eigenclock.audit.rules.samples import basis_scores
 
 
+UNEVEN = 0.02
+"""How much the size of a turned pair may change from lag to lag and still be rounding: bfloat16 gives 0.006."""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """The pairs of channels of one head that turn together.
@@ -76,11 +80,31 @@ def read_pairs(fn: Scores, probe: Probe, head: int = 0, noise: float | None = No
     if bool((odd > 0.25 * scale).any()):  # a shear, or two tables mixed, is no turn
         return None
     size = w[0].abs().clamp_min(1e-300)
-    doubt = (noise * scale / w.abs().clamp_min(1e-300)).clamp_max(math.pi)
+    rate, uneven = _rates(lags, w.abs() / size, noise)
+    doubt = (noise * scale / w.abs().clamp_min(1e-300)).clamp_max(math.pi) + 2 * uneven
     freq, error = unwrapped(torch.tensor(lags, dtype=torch.float64), w.angle(), doubt)
-    late = w.abs()[1] / size
-    rate = -late.clamp(1e-300, 1e300).log()
-    return Pairs(first, other, freq, error, size, torch.where(rate.abs() < 8 * noise, 0.0, rate), rows[~seen])
+    return Pairs(first, other, freq, error, size, rate, rows[~seen])
+
+
+def _rates(lags: list[float], kept: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Decays per step (n,) from what is left at each lag (T, n), and how unevenly it goes: a table rounded more than the dtype shows there.
+
+    The longest lag at which enough is left tells most; a decay no larger than the unevenness is none.
+    """
+    rate = torch.zeros_like(kept[0])
+    for t, left in zip(lags[1:], kept[1:], strict=True):
+        log = left.clamp(1e-300, 1e300).log()
+        rate = torch.where((left > 1e-3) & torch.isfinite(log), torch.where(log.abs() < 8 * noise, 0.0, -log / t), rate)
+    first = -kept[1].clamp(1e-300, 1e300).log() / lags[1]
+    rate = torch.where(kept[1] > 1e-3, rate, first)  # else gone within a step
+
+    def uneven(rate: Tensor) -> Tensor:
+        off = (kept * (rate * torch.tensor(lags, dtype=torch.float64)[:, None]).exp() - 1).abs()
+        return torch.where(off < UNEVEN, off, 0.0).nan_to_num(nan=0.0).amax(0)
+
+    plain = (kept - 1).abs().amax(0)
+    rate = torch.where((plain < UNEVEN) & (plain <= 4 * uneven(rate)), 0.0, rate)
+    return rate, uneven(rate)
 
 
 def unwrapped(lags: Tensor, phase: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

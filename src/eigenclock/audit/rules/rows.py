@@ -10,10 +10,12 @@ from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
 from eigenclock.audit.rules.samples import rounding, said
+from eigenclock.errors import UnsupportedError
 
 SOURCE = "a row, a padded row and a document give what they give alone: the clock counts real tokens, and restarts where a document does"
 TOKENS = 12
 Call = Callable[..., Tensor]
+Gap = tuple[float, int] | None
 
 
 def batch_of(probe: Probe) -> Call | None:
@@ -40,15 +42,29 @@ def _check(probe: Probe) -> list[Finding]:
     n = min(TOKENS, probe.length)
     q, k = (x[None] for x in probe.content(n, seed=11))
     v = probe.content(n, seed=12)[1][None]
-    alone = call(q, k, v, None, None, None).double()
+    own = _own_times(probe, n)
+    alone = call(q, k, v, own, None, None).double()
     limit = 2 * rounding(probe, n)
-    tried = (
-        ("offsets", "a row whose times begin elsewhere gives other numbers beside others than alone", _offsets(probe, call, q, k, v)),
-        ("left padding", "a row padded on the left gives other numbers than alone", _padded(call, q, k, v, alone)),
-        ("documents", "a document packed behind another gives other numbers than alone", _packed(call, q, k, v)),
-    )
+    beside = "a row whose times begin elsewhere gives other numbers beside others than alone"
+    behind = "a document packed behind another gives other numbers than alone"
+    padded = "a row padded on the left gives other numbers than alone"
+    tried: list[tuple[str, str, Callable[[], Gap]]] = [
+        ("offsets", beside, lambda: _offsets(probe, call, q, k, v)),
+        ("left padding", padded, lambda: _padded(call, q, k, v, alone, own)),
+        ("documents", behind, lambda: _packed(call, q, k, v, own)),
+    ]
+    if own is None and probe.batch is not None:  # as generating does: positions that count the real tokens are given as well
+        given = f"{padded}, its positions given"
+        tried.insert(2, ("left padding", given, lambda: _padded(call, q, k, v, alone, torch.arange(n)[None])))
     found = []
-    for what, words, gap in tried:
+    for what, words, gap_of in tried:
+        try:
+            gap = gap_of()
+        except UnsupportedError as error:  # it says itself that it is not made for this
+            if what == "documents":
+                advice = "give a mask that parts the documents, or one document in each row"
+                found.append(Finding("rows", "advice", str(error), None, None, {"what": what}, advice, SOURCE))
+            continue
         if gap is not None and not gap[0] <= limit:
             message = f"{words}: token {gap[1]} is off by {gap[0]:.3g} of the largest output"
             advice = {
@@ -59,9 +75,6 @@ def _check(probe: Probe) -> list[Finding]:
             severity = "advice" if said(probe, "translation invariance") else "fault"  # absolute positions run on in a packed row
             found.append(Finding("rows", severity, message, gap[0], limit, {"what": what, "token": gap[1]}, advice, SOURCE))
     return found
-
-
-Gap = tuple[float, int] | None
 
 
 def _gap(got: Tensor, want: Tensor) -> tuple[float, int]:
@@ -81,22 +94,32 @@ def _offsets(probe: Probe, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Gap:
     return _gap(call(*both, times, None, None), want)
 
 
-def _padded(call: Call, q: Tensor, k: Tensor, v: Tensor, alone: Tensor) -> Gap:
+def _own_times(probe: Probe, n: int) -> Tensor | None:
+    """The times (1, n) a subject has to be given, None where it counts by itself."""
+    counts = probe.encoding is None or probe.encoding.clock.unit is None
+    return None if counts else torch.arange(n)[None]
+
+
+def _padded(call: Call, q: Tensor, k: Tensor, v: Tensor, alone: Tensor, own: Tensor | None) -> Gap:
     n, pad = q.shape[2], 3
     longer = [torch.cat([x[:, :, :pad].flip(-1) * 2, x], 2) for x in (q, k, v)]
     other = [torch.cat([x, x[:, :, :pad]], 2) for x in (q, k, v)]
     mask = torch.ones(2, n + pad, dtype=torch.bool)
     mask[0, :pad] = False
-    got = call(*(torch.cat(pair) for pair in zip(longer, other, strict=True)), None, mask, None)
+    count = torch.arange(n + pad)
+    times = None if own is None else torch.stack([(count - pad).clamp_min(0), count])
+    got = call(*(torch.cat(pair) for pair in zip(longer, other, strict=True)), times, mask, None)
     return _gap(got[:1, :, pad:], alone)
 
 
-def _packed(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Gap:
+def _packed(call: Call, q: Tensor, k: Tensor, v: Tensor, own: Tensor | None) -> Gap:
     n = q.shape[2]
     cut = n // 3
     documents = (torch.arange(n) >= cut).long()[None]
-    parts = [call(*(x[:, :, piece] for x in (q, k, v)), None, None, None) for piece in (slice(0, cut), slice(cut, n))]
-    return _gap(call(q, k, v, None, None, documents), torch.cat(parts, 2).double())
+    parts = []
+    for piece in (slice(0, cut), slice(cut, n)):
+        parts.append(call(*(x[:, :, piece] for x in (q, k, v)), None if own is None else own[:, piece], None, None))
+    return _gap(call(q, k, v, own, None, documents), torch.cat(parts, 2).double())
 
 
 RULE = Rule("rows", "does each row of a batch, padded or packed, give what it gives alone", _applies, _check)

@@ -50,7 +50,7 @@ def rounding(probe: Probe, times: float, exact: bool = False) -> float:
 
 def lags_of(probe: Probe, most: float | None = None) -> list[float]:
     """Lags at all scales, up to half the length."""
-    top = (probe.length - 1) // 2 if most is None else int(most)
+    top = (probe.length - 1) // 2 if most is None else min(int(most), probe.length - 1)
     powers = [float(2**j) for j in range(2, 60) if 2**j <= top]
     return sorted({lag for lag in (0.0, 1.0, 2.0, 3.0, *powers) if lag <= max(top, 1)})
 
@@ -83,6 +83,30 @@ def shifted(fn: Scores, probe: Probe, contents: int = 4, seed: int = 0) -> tuple
     return lags, shifts, base, moved
 
 
+def unlike_heads(probe: Probe, most: int = 4) -> list[int]:
+    """The heads that treat the same contents differently, the first of each kind, up to some."""
+    if probe.heads == 1:
+        return [0]
+    q, k = coarse(probe)
+    last = float(probe.length - 1)
+    lags = sorted({0.0, 1.0, min(7.0, last), last})
+    z = many(
+        best(probe),
+        probe,
+        q[:1].expand(probe.heads, -1, -1).to(probe.dtype),
+        k[:1].expand(probe.kv_heads, -1, -1).to(probe.dtype),
+        lags,
+        0.0,
+    )
+    z = z.nan_to_num(nan=1e30, posinf=1e30, neginf=-1e30)
+    chosen = [0]
+    for head in range(1, probe.heads):
+        gaps = [float(((z[head] - z[other]).abs() / z[other].abs().max().clamp_min(1e-300)).max()) for other in chosen]
+        if min(gaps) > 64 * probe.unit_roundoff and len(chosen) < most:
+            chosen.append(head)
+    return chosen
+
+
 def size_at(base: Tensor, moved: Tensor, floor: float = 1e-6) -> Tensor:
     """The size of scores at each lag (lags,), over heads, contents and shifts; at least a small part of the largest of all."""
     both = torch.cat([base[None], moved]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
@@ -93,6 +117,34 @@ def floor_of(dtype: torch.dtype) -> float:
     """The part of the largest score below which a narrow dtype loses digits to underflow."""
     info = torch.finfo(dtype)
     return max(1e-6, info.tiny / info.eps)
+
+
+HIDDEN = 5e3
+"""How far a score falls from one lag to the next where a mask begins: -1e4 is the smallest that is used for one."""
+
+
+def hidden_from(probe: Probe) -> int | None:
+    """The first lag from which on keys before the query are masked (a window): scores fall to -inf, or by thousands; None where none are."""
+    fn = best(probe)
+    q, k = (torch.zeros_like(x) for x in probe.content(1))
+
+    def at(lag: int) -> Tensor:
+        return fn(q, k, times_of([float(lag)]), times_of([0.0])).double().nan_to_num(nan=-torch.inf)[:, 0, 0]
+
+    start = at(0)
+
+    def hidden(lag: int) -> bool:
+        return bool((at(lag) < start - HIDDEN).all())
+
+    low, high = 0, min(4, probe.length - 1)
+    while not hidden(high):
+        if high == probe.length - 1:
+            return None
+        low, high = high, min(2 * high, probe.length - 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if hidden(middle) else (middle, high)
+    return high if bool((at(high) < at(low) - HIDDEN).all()) else None
 
 
 def basis_scores(fn: Scores, probe: Probe, queries: Sequence[float], keys: Sequence[float], head: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Scaling: the table the model builds is the one its config asks for, in each layer type."""
+"""Scaling: the table the model builds, and the turn of its scores, are those its config asks for, in each layer type."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,17 @@ from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.claims import lengths_of, matched, near_misses, off, read_again, trusted, turn_of
 from eigenclock.audit.rules.rule import Rule
+from eigenclock.audit.rules.samples import SINGLE
 from eigenclock.audit.rules.tables import uninitialised
+from eigenclock.audit.rules.turning import applies as turning_applies
+from eigenclock.audit.rules.turning import turning
 from eigenclock.encodings import Encoding
 
 SOURCE = "the formulas of the schedules (PI 2306.15595, YaRN 2309.00071, LongRoPE 2402.13753, Llama 3), in float64"
-LIMIT = 1e-3
-"""Relative error of a frequency: a float32 table stays below 1e-6, a bfloat16 one reaches 4e-3."""
+LIMIT = 64 * SINGLE
+"""Relative error of a frequency: theta^(-2i/d) in float32 errs by ln(theta) / 2 and some steps more of rounding, below 16 of them."""
+CLEAR, RADIANS = 5e-4, 0.1
+"""What makes an error a fault: more than float16 rounds a frequency by, or an angle at the last position that scores show."""
 
 
 def _applies(probe: Probe) -> str | None:
@@ -36,15 +41,20 @@ def _check(probe: Probe) -> list[Finding]:
         pair = int((gaps > LIMIT).int().argmax())
         why = explained(table.inv_freq, near_misses(probe, layer))
         mixed = why.startswith("it is the table of")
+        asks = "the config asks for" if probe.config is not None else "its own parameters ask for"
         numbers = [float(x[pair]) if pair < x.numel() else 0.0 for x in (table.inv_freq, turn.freq)]
-        message = f"pair {pair} turns by {numbers[0]:.6g} per position, the config asks for {abs(numbers[1]):.6g}" + (
-            f": {why}" if why else ""
-        )
+        message = f"pair {pair} turns by {numbers[0]:.6g} per position, {asks} {abs(numbers[1]):.6g}" + (f": {why}" if why else "")
         if not why and not trusted(probe):
             message += ", as far as such configs are understood here"
         where = {"pair": pair, "pairs off": int((gaps > LIMIT).sum())} | ({"layer": layer} if layer else {})
         advice = "give each layer type the parameters of its own" if mixed else "check which dict the code reads the rotary keys from"
-        severity = "fault" if why or trusted(probe) else "advice"
+        late = (
+            float((table.inv_freq.detach().double().cpu().abs() - turn.freq.abs()).abs().max())
+            if table.inv_freq.shape == turn.freq.shape
+            else 1e9
+        )
+        clear = value > CLEAR or late * (probe.length - 1) > RADIANS
+        severity = "advice" if not (why or trusted(probe)) else "fault" if clear else "risk"
         found.append(Finding("layer_types" if mixed else "scaling", severity, message, float(gaps.max()), LIMIT, where, advice, SOURCE))
     return found
 
@@ -71,15 +81,34 @@ def explained(inv_freq: Tensor, misses: Iterable[tuple[str, Encoding]]) -> str:
     return ""
 
 
+def _scaling(probe: Probe) -> list[Finding]:
+    found = [finding for finding in _check(probe) if finding.rule == "scaling"] if _applies(probe) is None else []
+    return found + turning(probe, CLEAR, RADIANS)
+
+
+def _unlike(probe: Probe) -> list[Finding]:
+    """Layers that do not treat the same vectors as the first of their type does; what each of them does wrong, other rules say."""
+    found = []
+    for name in probe.layers:
+        kind, _, layer = name.rpartition(", ")
+        if layer.startswith("layer "):
+            words = (
+                f"{layer} does not turn, or decode, the same queries and keys as the first layer {f'of type {kind} ' if kind else ''}does"
+            )
+            advice = "nothing, if layers are meant to differ; else look for one that was patched or given the table of others"
+            found.append(Finding("layer_types", "advice", words, None, None, {"layer": name}, advice, SOURCE))
+    return found
+
+
 RULE = Rule(
     "scaling",
-    "is the scaling of the config in the table the model builds",
-    _applies,
-    lambda probe: [finding for finding in _check(probe) if finding.rule == "scaling"],
+    "is the scaling of the config in the table the model builds, and in its scores",
+    lambda probe: _applies(probe) if turning_applies(probe) is not None else None,
+    _scaling,
 )
 LAYERS = Rule(
     "layer_types",
-    "does each layer type have its own parameters",
-    lambda probe: _applies(probe) or (None if len(probe.tables) > 1 else "all its layers share one table"),
-    lambda probe: [finding for finding in _check(probe) if finding.rule == "layer_types"],
+    "does each layer type have its own parameters, and each layer those of its type",
+    lambda probe: None if _unlike(probe) else _applies(probe) or (None if len(probe.tables) > 1 else "all its layers share one table"),
+    lambda probe: _unlike(probe) + [finding for finding in _check(probe) if finding.rule == "layer_types"],
 )

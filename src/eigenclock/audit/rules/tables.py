@@ -1,23 +1,36 @@
 """The rotary table as numbers: whether it was ever initialised, and whether a narrow dtype rounded it."""
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
+from eigenclock.audit.rules.pairs import read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import name_of
+from eigenclock.audit.rules.samples import best, name_of, needs_scores
+from eigenclock.audit.rules.wavelengths import base_of
 
 SOURCE = "frequencies of a rotary table are finite, and its fastest pair turns by a part of a radian per position"
 SLOWEST = 1e-6
 """A table whose fastest pair turns more slowly than this tells no positions of any context apart."""
+RADIANS = 0.1
+"""An angle that scores show: what a rounded table may be off by at the last position."""
+CERTAIN = 128
+"""How much finer than a narrow dtype a measured frequency must be known, for its digits not to be that dtype's by chance."""
 
 
 def _applies(probe: Probe) -> str | None:
-    return None if probe.tables else "it builds no rotary table that can be read"
+    if probe.tables:
+        return None
+    return needs_scores(probe) or ("its numbers are its own options" if probe.encoding is not None else None)
 
 
 def _check(probe: Probe) -> list[Finding]:
+    if not probe.tables:
+        return _measured(probe)
     found = []
     for layer, table in probe.tables.items():
         freq = table.inv_freq.detach().double().cpu().flatten()
@@ -30,12 +43,42 @@ def _check(probe: Probe) -> list[Finding]:
             continue
         narrow = rounded_to(freq)
         if narrow is not None:
-            worst = float(freq.max()) * torch.finfo(narrow).eps / 2 * (probe.length - 1)
-            message = f"every frequency is a {name_of(narrow)} number: the table passed through that dtype"
-            severity = "fault" if worst > 0.1 else "risk"
-            advice = "keep inv_freq in float32 whatever the weights are in: a later upcast can't bring the digits back"
-            found.append(Finding("table", severity, message, worst, 0.1, where | {"radians at": probe.length - 1}, advice, SOURCE))
+            found.append(_rounded(probe, freq, narrow, where))
+        odd = "" if probe.encodings else unusual(freq)
+        if odd and narrow is None:
+            advice = "nothing, if it is meant: then say so in its config; memory that was never written looks so too"
+            found.append(Finding("table", "advice", f"the table is no falling row from 1: {odd}", None, None, where, advice, SOURCE))
     return found
+
+
+def _rounded(probe: Probe, freq: Tensor, narrow: torch.dtype, where: dict[str, Any]) -> Finding:
+    """A table of numbers of a narrow dtype, and by how much the angle of its worst pair is off at the last position."""
+    last, row = probe.length - 1, unrounded(freq, narrow)
+    off = freq.abs() * torch.finfo(narrow).eps / 2 if row is None else (freq - row[0]).abs()
+    pair, worst = int(off.argmax()), float(off.max()) * last
+    message = f"every frequency is a {name_of(narrow)} number: the table passed through that dtype"
+    if row is not None:
+        message += f"; scores still follow the lag, by another generator than the base {row[1]:g} declares: pair {pair} is off by {worst:.6g} rad"
+    severity = "fault" if worst > RADIANS else "risk"
+    advice = "keep inv_freq in float32 whatever the weights are in: a later upcast can't bring the digits back"
+    where = where | {"radians at": last} | ({} if row is None else {"pair": pair})
+    return Finding("table", severity, message, worst, RADIANS, where, advice, SOURCE)
+
+
+def _measured(probe: Probe) -> list[Finding]:
+    """The same of frequencies read from scores, those known far better than a narrow dtype tells numbers apart."""
+    pairs = read_pairs(best(probe), probe)
+    if pairs is None:
+        return []
+    freq, order = pairs.freq.abs(), pairs.freq.abs().argsort(descending=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        near = freq.to(dtype).double()
+        clear = pairs.error <= torch.finfo(dtype).eps / CERTAIN * freq
+        off = (near - freq).abs() > 4 * pairs.error + 1e-12 * freq
+        if not bool((clear & off).any()) and rounded_to(near[clear]) is dtype:
+            whole = torch.where(clear, near, freq)[order]
+            return [_rounded(probe, whole if bool(clear.all()) else near[clear], dtype, {})]
+    return []
 
 
 def uninitialised(freq: Tensor) -> str:
@@ -54,6 +97,43 @@ def uninitialised(freq: Tensor) -> str:
     if top > 1e6:
         return f"its largest frequency is {top:.3g}"
     return ""
+
+
+def unusual(freq: Tensor) -> str:
+    """What keeps a table from being a falling row of numbers above 0 that begins with 1, in words; empty where nothing does.
+
+    >>> unusual(torch.tensor([1.0, 0.1, -0.01])), unusual(torch.tensor([1.0, 0.1, 0.01]))
+    ('pair 2 has the frequency -0.01', '')
+    """
+    if bool((freq < 0).any()):
+        pair = int((freq < 0).int().argmax())
+        return f"pair {pair} has the frequency {float(freq[pair]):.3g}"
+    if freq.numel() and not bool(freq.any()):
+        return "all its frequencies are 0, so that nothing turns"
+    if bool((freq.diff() > 0).any()):
+        pair = int((freq.diff() > 0).int().argmax())
+        return f"pair {pair + 1} is faster than pair {pair}"
+    return f"its first frequency is {float(freq[0]):.4g}" if freq.numel() and abs(float(freq[0]) - 1) > 1e-3 else ""
+
+
+def unrounded(freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, float] | None:
+    """The geometric row of a round base that a table is in a dtype, and the base; None where it is the rounding of none.
+
+    >>> row = 10000.0 ** (-torch.arange(8).double() / 8)
+    >>> unrounded(row.bfloat16().double(), torch.bfloat16)[1]
+    10000.0
+    """
+    base, n = base_of(freq.double()), freq.numel()
+    if base is None:
+        return None
+    fitted = float(freq.double().log() @ torch.arange(n).double()) * -n / float(torch.arange(n).double().square().sum())
+    for guess in (base, math.exp(fitted)):
+        for digits in (1, 2, 3):
+            theta = float(f"{guess:.{digits}g}")
+            row = theta ** (-torch.arange(n, dtype=torch.float64) / n)
+            if torch.equal(row.float().to(dtype).double(), freq.double()) or torch.equal(row.to(dtype).double(), freq.double()):
+                return row, theta
+    return None
 
 
 def rounded_to(freq: Tensor) -> torch.dtype | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.subjects import callables, checkpoints, configs, encodings, modules, tables, transformers_models
+from eigenclock.audit.subjects import callables, checkpoints, configs, decoders, encodings, modules, tables, transformers_models
 from eigenclock.audit.subjects.options import Options
 from eigenclock.errors import ConfigError
 
@@ -17,6 +17,7 @@ SUBJECTS: dict[str, Read] = {
     "config": configs.read,
     "spec": encodings.read_spec,
     "table": tables.read,
+    "decoder": decoders.read,
     "module": modules.read,
     "callable": callables.read,
 }

@@ -62,12 +62,17 @@ def search(ways: Iterable[tuple[str, Act]], options: Options, widths: Iterable[i
     count = options.heads or heads or HEADS
     for width in (options.head_dim,) if options.head_dim is not None else widths:
         for how, act in ways:
-            state = _tried(act, width, count)
+            state = _tried(_on_copies(act), width, count)
             if state == "sound":
-                return Found(act, how, width, count, _takes_fractions(act, width, count))
+                return Found(act, how, width, count, _takes_fractions(_on_copies(act), width, count))
             if state == "runs" and loose is None:
                 loose = Found(act, how, width, count, False)
     return loose
+
+
+def _on_copies(act: Act) -> Act:
+    """The same on copies: code that turns vectors in place must not change those that are measured with."""
+    return lambda q, k, times: act(q.clone(), k.clone(), times)
 
 
 def _tried(act: Act, width: int, heads: int) -> str:
@@ -122,14 +127,14 @@ def probe_of_action(found: Found, options: Options, name: str, kind: str, notes:
     more.pop("dtype", None)
     heads, kv_heads = found.heads, found.kv_heads or found.heads
 
-    def action(q: Tensor, k: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-        return found.act(q, k, times)
+    action = _on_copies(found.act)
 
     def scores(q: Tensor, k: Tensor, query_times: Tensor, key_times: Tensor) -> Tensor:
-        left = found.act(q, q.new_zeros(k.shape[0], *q.shape[1:]), query_times)[0]
-        right = found.act(k.new_zeros(heads, *k.shape[1:]), k, key_times)[1]
+        left = action(q, q.new_zeros(k.shape[0], *q.shape[1:]), query_times)[0]
+        right = action(k.new_zeros(heads, *k.shape[1:]), k, key_times)[1]
         work = torch.promote_types(torch.promote_types(left.dtype, right.dtype), torch.float32)  # kernels accumulate so
-        return left.to(work) @ right.to(work).repeat_interleave(heads // right.shape[0], 0).mT
+        with torch.autocast(left.device.type, enabled=False):  # the caller may be under one: it is for the subject, not for the measuring
+            return left.to(work) @ right.to(work).repeat_interleave(heads // right.shape[0], 0).mT
 
     wide = next((d for d in (torch.float64, torch.float32) if found.tries(d) == d), None)
 
@@ -150,6 +155,7 @@ def probe_of_action(found: Found, options: Options, name: str, kind: str, notes:
         scores=scores,
         exact=None if wide is None or (wide == dtype != torch.float64) else scores if wide == dtype else wider,
         action=action,
+        bare=found.act,
         notes=(*notes, f"called with {found.how}"),
         **more,
     )

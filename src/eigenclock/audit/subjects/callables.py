@@ -1,4 +1,4 @@
-"""Functions by their signature: f(q, k, positions) -> (q', k'), f(q, k, positions_q, positions_k) -> scores, f(x, positions)."""
+"""Functions by their signature: f(q, k, positions) -> (q', k'), f(q, k, positions_q, positions_k) -> scores, f(x, positions), f(x)."""
 
 import inspect
 from collections.abc import Callable
@@ -9,9 +9,14 @@ from torch import Tensor, nn
 
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.subjects.acting import FORMS, HEADS, LAYOUTS, WIDTHS, probe_of_action, search, times_as, with_forms
+from eigenclock.audit.subjects.attending import VALUES, of_attention, of_score_mod
+from eigenclock.audit.subjects.counted import probe_of_rows
 from eigenclock.audit.subjects.options import Options
 from eigenclock.audit.subjects.tables import TABLES, on_table
 from eigenclock.errors import ConfigError
+
+POSITIONS = ("positions", "position_ids", "input_pos", "position", "pos", "times", "t")
+"""Names of an optional argument that takes positions."""
 
 
 def parameters(function: Any) -> list[str] | None:
@@ -43,25 +48,49 @@ def read(subject: Any, options: Options) -> Probe | None:
     if (names and names[-1].lower() in TABLES) or {"cos", "sin"} <= {n.lower() for n in names}:
         return on_table(subject, None, options, kind)
     module = {"module": subject} if isinstance(subject, nn.Module) else {}
+    at = _optional_positions(function, names)
+    if at is not None:
+        names, function = [*names, at], lambda *given: cast(Callable[..., Any], subject)(*given[:-1], **{at: given[-1]})
+    name, found = f"{name_of(subject)}({', '.join(names)})", None
+    if len(names) == 5 and names[0].lower().startswith("score"):
+        return of_score_mod(function, options, name_of(subject), kind)
     if len(names) == 4:
+        if names[2].lower() in VALUES:
+            return of_attention(function, options, name_of(subject), kind, module)
         return _scoring(function, options, kind, module)
     if len(names) == 3:
         found = search(with_forms(lambda q, k, t, back: _pair(back, function(q, k, t))), options)
-        how = f"{name_of(subject)}({', '.join(names)}) -> (q', k') by its signature"
+        how = f"{name} -> (q', k') by its signature"
     elif len(names) == 2:
         found = search(with_forms(lambda q, k, t, back: (back(function(q, t)), back(function(k, t)))), options)
-        how = f"{name_of(subject)}({', '.join(names)}) -> x' by its signature, on queries and keys alike"
-    else:
+        how = f"{name} -> x' by its signature, on queries and keys alike"
+    elif len(names) != 1:
         raise ConfigError(
-            f"got {name_of(subject)}({', '.join(names)}); expected f(q, k, positions), f(q, k, positions_q, positions_k), f(x, positions), "
-            "f(x, freqs_cis) or f(q, k, cos, sin)"
+            f"got {name}; expected f(q, k, positions), f(q, k, positions_q, positions_k), f(x, positions), f(x), f(x, freqs_cis), "
+            "f(q, k, cos, sin), f(q, k, v, positions) or score_mod(score, b, h, q_idx, kv_idx)"
         )
-    if found is None:
+    if found is not None:
+        return probe_of_action(found, options, name_of(subject), kind, (how,), **module)
+    counts = None
+    if len(names) < 3 and at is None:
+        how = f"{name} by its signature, without positions: it counts rows from 0"
+        counts = probe_of_rows(function, len(names), options, name_of(subject), how, kind, module.get("module"))
+    if counts is None:
         raise ConfigError(
-            f"got {name_of(subject)}({', '.join(names)}), which takes no vectors (B, H, T, D) or (B, T, H, D) of width "
-            f"{options.head_dim or WIDTHS} with positions (T,): give head_dim= and heads=, or wrap it in a function that does"
+            f"got {name}; expected one that takes vectors (B, H, T, D) or (B, T, H, D) of width {options.head_dim or WIDTHS} "
+            + ("with positions (T,)" if len(names) > 1 else "and moves each row by its place")
+            + ": give head_dim= and heads=, or wrap it in a function that does"
         )
-    return probe_of_action(found, options, name_of(subject), kind, (how,), **module)
+    return counts
+
+
+def _optional_positions(function: Any, names: list[str]) -> str | None:
+    """The positions of f(x, positions=None) or f(q, k, positions=None); None where they are no option, or must be given."""
+    if len(names) not in (1, 2) or "pos" in names[-1].lower():
+        return None
+    given = inspect.signature(function.forward if isinstance(function, nn.Module) else function).parameters.values()
+    options = [p.name for p in given if p.name not in names and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return next((name for name in options if name.lower() in POSITIONS), None)
 
 
 def _pair(back: Callable[[Tensor], Tensor], both: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eigenclock.audit.probe import Probe
+from eigenclock.audit.probe import Probe, Projections
 from eigenclock.audit.subjects.configs import probe_of_config
 from eigenclock.audit.subjects.options import Options
+from eigenclock.audit.subjects.places import Sizes
+from eigenclock.audit.subjects.projections import of_gguf, of_safetensors
 from eigenclock.encodings.config.source import load
 from eigenclock.errors import ConfigError
 
@@ -26,4 +28,14 @@ def read(subject: Any, options: Options) -> Probe | None:
     else:
         return None
     probe = probe_of_config(config, options, str(subject), "checkpoint", path=str(path))
-    return replace(probe, path=str(path)) if probe.path is None else probe
+    return replace(probe, path=str(path), projections=_projections(path, probe))
+
+
+def _projections(path: Path, probe: Probe) -> Projections | None:
+    """The rows of its query and key projections, where its encodings know the sizes; read when they are asked for."""
+    first = next(iter(probe.encodings.values()), None) if probe.encodings is not None else None
+    if first is None:
+        return None
+    sizes = Sizes(first.heads, first.kv_heads or first.heads, first.head_dim, first.head_dim)
+    of_file = of_gguf if path.suffix == ".gguf" else of_safetensors
+    return lambda units: of_file(path, sizes, units)

@@ -88,7 +88,8 @@ def _rotary_embedding_torch(module: nn.Module, options: Options) -> Probe | None
     if callable(getattr(m, "rotate_queries_with_cached_keys", None)):
         more = {"full": lambda q, k, v, times: _attend(*_rotated(m, q, k, xpos), v), "decode": lambda *given: _ret_decode(m, *given)}
     tables = table_of(freqs, 1.0, "interleaved", type(module).__name__)
-    return _made(module, act, options, 2 * freqs.shape[-1], not xpos, how, tables=tables, causal=xpos, **more)
+    fractional = not xpos and apply is not None
+    return _made(module, act, options, 2 * freqs.shape[-1], fractional, how, tables=tables, causal=xpos, **more)
 
 
 def _rotated(m: Any, q: Tensor, k: Tensor, xpos: bool) -> tuple[Tensor, Tensor]:
@@ -125,17 +126,18 @@ def _x_transformers(module: nn.Module, options: Options) -> Probe | None:
     ):
         return None
     m: Any = module
+    xpos = isinstance(getattr(m, "scale", None), Tensor)
 
     def act(q: Tensor, k: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-        freqs, scale = m(times.to(torch.float32) if times.is_floating_point() else times)
-        back = scale**-1.0 if isinstance(scale, Tensor) else 1.0 / scale
-        return apply(q[None], freqs, scale)[0], apply(k[None], freqs, back)[0]
+        at = times.to(torch.float32) if times.is_floating_point() else times
+        last = at.new_full((1,), max(options.length - 1, int(at.max()) if at.numel() else 0))
+        freqs, scale = m(torch.cat([at, last]))  # one call knows the whole sequence: its scales stand around the middle of that
+        freqs, scale = freqs[..., :-1, :], scale[..., :-1, :] if isinstance(scale, Tensor) else scale
+        return apply(q[None], freqs, scale)[0], apply(k[None], freqs, scale**-1.0)[0]
 
+    how = "forward(positions) and apply_rotary_pos_emb" + (", scales of a sequence of the length used" if xpos else "")
     tables = table_of(m.inv_freq, 1.0, "interleaved", type(module).__name__)
-    xpos = isinstance(getattr(m, "scale", None), Tensor)
-    return _made(
-        module, act, options, 2 * m.inv_freq.numel(), True, "forward(positions) and apply_rotary_pos_emb", tables=tables, causal=xpos
-    )
+    return _made(module, act, options, 2 * m.inv_freq.numel(), True, how, tables=tables, causal=xpos)
 
 
 def _torchtune(module: nn.Module, options: Options) -> Probe | None:
@@ -205,7 +207,13 @@ def _transformers(module: nn.Module, options: Options) -> Probe | None:
     names = callables.parameters(module) or []
     if len(names) not in (2, 3) or "position_ids" not in names:
         return None
-    return transformers_rotary(module, options, type(module).__name__, "module")
+    name, config = type(module).__name__, getattr(module, "config", None)
+    if isinstance(getattr(module, "rope_type", None), str) and callable(getattr(config, "to_dict", None)):
+        from eigenclock.audit.subjects.configs import probe_of_config  # which reads such modules itself
+
+        given: Any = config
+        return probe_of_config(given.to_dict(), options, name, "module", given, module, module=module)
+    return transformers_rotary(module, options, name, "module")
 
 
 def transformers_rotary(module: nn.Module, options: Options, name: str, kind: str, **more: Any) -> Probe | None:
@@ -226,7 +234,7 @@ def transformers_rotary(module: nn.Module, options: Options, name: str, kind: st
         scaling = _amplitude(getattr(m, f"{layer}_attention_scaling", 1.0))
         tables |= {layer: next(iter(table_of(getattr(m, f"{layer}_inv_freq"), scaling, None, source).values()))}
         of_layer = OfLayer(module, layer)
-        probes[layer] = replace(on_table(apply, of_layer, options, kind), name=f"{name}, {layer}")
+        probes[layer] = replace(on_table(apply, of_layer, options, kind, tables={}), name=f"{name}, {layer}")
     first = next(iter(probes.values()))
     more.setdefault("tables", tables)
     return Probe(name, kind, first.head_dim, first.heads, first.kv_heads, options.length, first.dtype, layers=probes, module=module, **more)

@@ -1,12 +1,13 @@
 """Functions on a table: f(q, k, cos, sin), f(x, cos, sin) or f(x, freqs_cis), with the module or function that makes the table."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eigenclock.audit.probe import Probe
+from eigenclock.audit.probe import Probe, RotaryTable
 from eigenclock.audit.subjects.acting import LAYOUTS, WIDTHS, Act, probe_of_action, search, times_as
 from eigenclock.audit.subjects.options import Options
 from eigenclock.errors import ConfigError
@@ -45,15 +46,26 @@ def on_table(function: Any, maker: Any, options: Options, kind: str, **more: Any
         raise ConfigError(
             f"got {name}({', '.join(names)}), whose table cannot be made here; expected (f, maker), where maker(x, positions), "
             "maker(positions), maker(length) or maker(head_dim, length) gives cos and sin or freqs_cis: give head_dim= and heads= too"
+            + (f" (an even one: {options.head_dim} channels are no pairs)" if (options.head_dim or 0) % 2 else "")
         )
     note = f"{name_of(function)}({', '.join(names)}) by its signature"
     note += f", on a table of base {BASE:g} made here: give (f, maker) to audit its own" if maker is None else ""
-    module = {"module": maker} if isinstance(maker, nn.Module) else {}
-    return probe_of_action(found, options, name, kind, (note,), **module, **more)
+    if isinstance(maker, nn.Module):
+        more = {"module": maker, "tables": _kept(maker), **more}
+    return probe_of_action(found, options, name, kind, (note,), **more)
 
 
 def _are_tensors(value: Any) -> bool:
     return isinstance(value, tuple | list) and bool(value) and all(isinstance(part, Tensor) for part in value)
+
+
+def _kept(module: nn.Module) -> dict[str, RotaryTable]:
+    """The frequencies that a module keeps; which factor stands on its cos and sin, and which channels turn, it need not say."""
+    inv_freq, amplitude = getattr(module, "inv_freq", None), getattr(module, "attention_scaling", None)
+    if not isinstance(inv_freq, Tensor) or inv_freq.ndim != 1:
+        return {}
+    factor = float(amplitude) if isinstance(amplitude, int | float) else math.nan
+    return {"": RotaryTable(inv_freq.detach(), factor, 2 * inv_freq.numel(), None, type(module).__name__)}
 
 
 def _widths(module: nn.Module) -> tuple[int, ...]:

@@ -1,0 +1,35 @@
+"""What was recovered, in the words of the config where those give the same scores, and for all heads that those measured stand for."""
+
+from dataclasses import replace
+
+from eigenclock.audit.heads import resized
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.recover import Recovery, gives_back, limit_of, verified
+from eigenclock.audit.recover_lags import lags_of
+from eigenclock.audit.recover_match import short
+from eigenclock.encodings import Encoding, encoding
+
+
+def in_words_of(claimed: Encoding | None, probe: Probe, found: Recovery) -> Recovery:
+    """The recovery with the spec that the config says, where it gives the scores that were measured.
+
+    A table that follows a schedule is recovered as a row of numbers; its config names the schedule.
+    """
+    if found.spec is None:
+        return found
+    enc, nearest, notes = encoding(found.spec), found.nearest, found.notes
+    few = None if claimed is None else resized(claimed, probe.heads, probe.kv_heads) if probe.stands_for else claimed
+    if few is not None and (few.head_dim, few.heads, few.kv_heads or few.heads) == (probe.head_dim, probe.heads, probe.kv_heads):
+        lags = lags_of(probe)
+        gap = verified(probe, few, lags)
+        if gap <= limit_of(lags):
+            enc, nearest = few, f"{short(few)}, as its config says"
+            notes = tuple(_again(note, gap) for note in notes)
+    whole = None if probe.stands_for is None else resized(enc, *probe.stands_for)
+    return replace(found, spec=str(whole or enc), nearest=nearest, notes=notes)
+
+
+def _again(note: str, gap: float) -> str:
+    """The note on how well the spec gives back the scores, for another spec."""
+    words, comma, rest = note.partition(", at lags")
+    return gives_back(gap) + comma + rest if words.startswith(gives_back(0.0).removesuffix("exactly")) else note

@@ -1,0 +1,111 @@
+"""How fast the scores themselves turn, and which way, against what the config asks for or the table of the subject holds."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.report import Finding
+from eigenclock.audit.rules.claims import claims, matched, trusted, turn_of
+from eigenclock.audit.rules.pairs import Pairs, read_pairs
+from eigenclock.audit.rules.samples import SINGLE, best, unlike_heads
+from eigenclock.audit.rules.shift_invariance import exact_law
+
+SOURCE = "rotation by position times frequency, both sides alike: the lag turns each pair by its frequency"
+
+
+def applies(probe: Probe) -> str | None:
+    """Why the turn of its scores can't be held against anything."""
+    return None if any(True for _ in asked(probe)) else "nothing says how fast its scores should turn"
+
+
+def asked(probe: Probe) -> Iterator[tuple[str, Probe, Tensor, str]]:
+    """Layer type, what is measured there, the frequencies (n,) it should turn with, and who says so."""
+    told = {name: turn.freq for name, enc in claims(probe).items() for turn in (turn_of(enc),) if turn is not None}
+    told = told if trusted(probe) and not frozen(probe) else {}
+    for layer, part in {"": probe, **probe.layers}.items():
+        kind = layer.rpartition(", layer ")[0] or ("" if layer.startswith("layer ") else layer)
+        if part.scores is None or (part.encodings is not None and part.tables == {} and part.action is None):
+            continue  # what is measured is the encoding that the config was read as
+        if kind in told or len(told) == 1:
+            yield layer, part, told.get(kind, next(iter(told.values()))), "the config asks for"
+        elif kind in probe.tables or len(probe.tables) == 1:
+            table = probe.tables.get(kind, next(iter(probe.tables.values())))
+            yield layer, part, table.inv_freq.detach().double().cpu(), "its table holds"
+
+
+def frozen(probe: Probe) -> bool:
+    """Whether the frequencies may be those of another length than the one the config was read for."""
+    return any(word in str(probe.config) for word in ("dynamic", "longrope", "'su'"))
+
+
+def turning(probe: Probe, clear: float, radians: float) -> list[Finding]:
+    """A finding for the first pair of each layer type that turns at another speed, or the other way."""
+    found = []
+    off = {layer for layer, table, enc in matched(probe) if (turn := turn_of(enc)) is not None and _apart(table.inv_freq, turn.freq)}
+    for layer, part, freq, whose in asked(probe):
+        if off & {layer, *probe.tables} and (layer in off or not layer):
+            continue  # the table is off, and said to be
+        if not exact_law(part):
+            continue  # that is said, and leaves no frequencies
+        for head in unlike_heads(part):
+            pairs = read_pairs(best(part), part, head)
+            finding = None if pairs is None else _of_head(part, pairs, freq.double(), whose, head, clear, radians)
+            if finding is not None:
+                where = {**finding.where, **({"layer": layer} if layer else {})}
+                found.append(
+                    Finding(finding.rule, finding.severity, finding.message, finding.measured, finding.limit, where, finding.advice, SOURCE)
+                )
+                break
+    return found
+
+
+def _apart(table: Tensor, claimed: Tensor) -> bool:
+    if table.shape != claimed.shape:
+        return True
+    a, b = table.detach().double().cpu().abs(), claimed.double().abs()
+    return bool(((a - b).abs() > 64 * SINGLE * b).any())
+
+
+def _of_head(part: Probe, pairs: Pairs, freq: Tensor, whose: str, head: int, clear: float, radians: float) -> Finding | None:
+    place = _places(pairs, freq.numel())
+    if place is None or pairs.first.numel() < 2:
+        return None
+    wanted, last = freq[place], float(part.length - 1)
+    gap = (pairs.freq.abs() - wanted.abs()).abs()
+    doubt = 64 * SINGLE * wanted.abs() + 2 * pairs.error
+    bad = gap > doubt
+    if bool(bad.any()):
+        pair = int(place[bad.int().argmax()])
+        has, want = float(pairs.freq[bad.int().argmax()].abs()), float(freq[pair].abs())
+        ratio = pairs.freq.abs() / wanted.abs().clamp_min(1e-300)
+        alike = bool((ratio[bad] / ratio[bad][0] - 1).abs().max() < 1e-3) and bool(bad[wanted.abs() * last > 1].all())
+        why = f": all pairs turn {float(ratio[bad][0]):.6g} times as fast" if alike and int(bad.sum()) > 1 else ""
+        message = f"the scores turn pair {pair} by {has:.6g} per position, {whose} {want:.6g}{why}"
+        value = float((gap / wanted.abs().clamp_min(1e-300))[bad].max())
+        severity = "fault" if value > clear or float(gap[bad].max()) * last > radians else "risk"
+        where = {"pair": pair, "pairs off": int(bad.sum()), "head": head}
+        advice = "look at what stands between the table and the scores: positions that are scaled, a table made anew, another base"
+        return Finding("scaling", severity, message, value, 64 * SINGLE, where, advice, SOURCE)
+    sure = pairs.freq.abs() > 4 * pairs.error + doubt
+    wrong = sure & (pairs.freq.sign() != wanted.sign()) & (wanted != 0)
+    if bool(wrong.any()):
+        pair = int(place[wrong.int().argmax()])
+        all_of_them = bool(wrong[sure & (wanted != 0)].all())
+        message = (
+            f"{'every pair turns' if all_of_them else f'pair {pair} turns'} backwards: cos and sin are exchanged, or sin has the other sign"
+        )
+        where = {"pair": pair, "pairs off": int(wrong.sum()), "head": head}
+        advice = "weights trained with the other direction do not fit; (x, y) -> (x cos - y sin, x sin + y cos) is the usual one"
+        return Finding("scaling", "fault", message, float(pairs.freq[wrong][0]), float(wanted[wrong][0]), where, advice, SOURCE)
+    return None
+
+
+def _places(pairs: Pairs, n: int) -> Tensor | None:
+    """Which frequency of n belongs to each measured pair; None where the layout does not tell."""
+    if pairs.layout == "half" and int(pairs.second[0] - pairs.first[0]) == n and int(pairs.first.max()) < n:
+        return pairs.first
+    if pairs.layout == "interleaved" and int(pairs.first.max()) // 2 < n and bool((pairs.first % 2 == 0).all()):
+        return torch.div(pairs.first, 2, rounding_mode="floor")
+    return None
