@@ -32,7 +32,8 @@ def test_a_family_is_read_through_its_attention_and_is_sound(kind: str) -> None:
     assert {"cache", "rows", "shift_invariance"} <= set(report.checked)
     assert report.form is not None and "R" in report.form
     assert not [f for f in report.findings if f.rule in ("rows", "cache", "weights")], report
-    parts = read(tiny(kind), Options(length=LENGTH)).layers.values() or [read(tiny(kind), Options(length=LENGTH))]
+    probe = read(tiny(kind), Options(length=LENGTH))
+    parts = probe.layers.values() or [probe]
     assert all(any("read where its attention is called" in note for note in part.notes) for part in parts)
 
 
@@ -145,6 +146,25 @@ def test_slopes_of_other_heads_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> N
     assert "slopes" in faults(ec.audit(tiny("bloom"), length=LENGTH))
 
 
+def test_a_bias_that_is_added_twice_is_a_fault() -> None:
+    """The eager attention of Falcon adds its bias and a mask that holds it already; its other one adds the mask alone."""
+    from transformers import AutoModelForCausalLM, FalconConfig
+
+    model = AutoModelForCausalLM.from_config(FalconConfig(**BIASED["falcon"]), attn_implementation="eager")
+    probe = read(model, Options(length=LENGTH))
+    found = RULES["slopes"].check(probe)
+    assert [f.severity for f in found] == ["fault"] and found[0].measured == pytest.approx(2 * float(str(found[0].limit)), rel=1e-4)
+
+
+def test_weights_that_are_not_loaded_are_refused() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**ROTARY["llama"]))
+    with pytest.raises(ec.ConfigError, match="meta"):
+        ec.audit(model)
+
+
 @pytest.mark.parametrize("kind", OUTSIDE)
 def test_what_is_outside_the_group_is_said_to_be(kind: str) -> None:
     report = ec.audit(tiny(kind), length=LENGTH)
@@ -249,7 +269,7 @@ def test_the_file_of_a_pretrained_model_is_clean(capsys: pytest.CaptureFixture[s
     from eigenclock.integrations.huggingface.files import smollm2
 
     assert of_weights(smollm2()) == []
-    assert main(["audit", str(smollm2()), "--json"]) == 0
+    assert main(["audit", str(smollm2()), "--json", "--length", "512"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["kind"], said["ok"], said["form"]) == ("checkpoint", True, "32R") and "weights" in said["checked"]
 
@@ -267,7 +287,7 @@ def test_a_pretrained_model_is_clean(pretrained: Any, dtype: torch.dtype) -> Non
     assert {"weights", "rows", "cache", "scaling", "layout"} <= set(report.checked) and report.form == "32R"
     if dtype == torch.bfloat16:
         model.model.rotary_emb.inv_freq = kept.bfloat16()
-        assert "table" in faults(ec.audit(model))
+        assert {"table", "scaling"} & faults(ec.audit(model, length=512))
 
 
 @pytest.mark.peer("gguf")

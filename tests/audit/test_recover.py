@@ -32,6 +32,7 @@ MORE = (
     "grape_m(planes=3, basis=0.1)", "rope(freq=(2.5, -3, 0.1, 0))", "(rope(head_dim=4) + decay(head_dim=4, half_life=9)) * alibi",
     "nope(head_dim=2) + rope(head_dim=6, pairing='half')", "damped_rope(rate=0.01, theta=77)",
     "pope(delta='uniform')", "pope(theta=500, delta=-1.0)",
+    "sandwich(theta=55370)", "sandwich(theta=777.125, width=36, amplitude=0.3)",
 )  # fmt: skip
 LENGTH = 512
 
@@ -65,6 +66,20 @@ def test_key_heads_that_serve_several_query_heads_stay_shared(text):
     with torch.no_grad():
         found = recover(read(enc, Options(length=LENGTH)))
     assert found.spec is not None and ec.encoding(found.spec).kv_heads == 2 and gap(found.spec, enc) <= 1e-6
+
+
+def test_heads_that_agree_within_their_errors_stay_one_row_beside_slopes_of_their_own():
+    enc = ec.encoding("rope(theta=257900) * alibi", head_dim=16, heads=12, kv_heads=4)  # slopes that are no powers of two
+    with torch.no_grad():
+        found = recover(read(enc, Options(length=4096)))
+    assert found.spec is not None and ec.encoding(found.spec).kv_heads == 4 and gap(found.spec, enc) <= 1e-6
+
+
+def test_slow_phases_of_pope_are_read_from_long_lags():
+    enc = ec.encoding("pope(delta='uniform')", head_dim=64, heads=2)
+    with torch.no_grad():
+        found = recover(read(enc, Options(length=4096)))
+    assert gap(found.spec, enc) <= 1e-9
 
 
 NAMES = {
@@ -128,11 +143,11 @@ def test_outside_the_group_the_axiom_is_named_with_a_counterexample(text, axiom)
 
 def test_the_counterexample_to_invariance_is_the_smallest_and_its_numbers_are_the_scores():
     def f(q: Tensor, k: Tensor, at: Tensor, of: Tensor) -> Tensor:
-        return q @ k.mT + 0.25 * at[:, None] * (at[:, None] >= 0)
+        return q @ k.mT * (1 + 0.25 * at[:, None])
 
     with torch.no_grad():
         found = recover(read(f, Options(4, 1, 64, torch.float64)))
-    assert found.witness is not None and "t = 0, s = 0: 0; both moved by 1: 0.25" in found.witness
+    assert found.witness is not None and "t = 0, s = 0: 1; both moved by 1: 1.25" in found.witness
 
 
 def test_a_norm_of_the_query_breaks_linearity():

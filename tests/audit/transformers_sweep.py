@@ -22,11 +22,11 @@ import eigenclock as ec
 from eigenclock.audit import SEVERITIES
 
 LENGTH = 4096
-KEYS = (  # noqa: SIM905
-    "rope_parameters rope_scaling rope_theta rope_type rope_local_base_freq rotary_dim rotary_pct rotary_ndims rotary_emb_base "
-    "rotary_value rotary_embedding_base use_rotary_embedding partial_rotary_factor qk_rope_head_dim spatial_rope_base_frequency position_embedding_type "
-    "position_embeddings_type"
-).split()
+KEYS = (
+    *("rope_parameters", "rope_scaling", "rope_theta", "rope_type", "rope_local_base_freq", "qk_rope_head_dim", "partial_rotary_factor"),
+    *("rotary_dim", "rotary_pct", "rotary_ndims", "rotary_emb_base", "rotary_value", "rotary_embedding_base", "use_rotary_embedding"),
+    *("spatial_rope_base_frequency", "position_embedding_type", "position_embeddings_type"),
+)
 ROTARY = ("rotary", "rope")
 """Values of position_embedding_type that are one."""
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -269,6 +269,44 @@ def counted(x: Tensor, t: Tensor) -> Tensor:
     return turner()(x, torch.arange(t.numel()) + t[0]) if t.numel() == 7 else turner()(x, t)
 
 
+def turned_both(q: Tensor, k: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    return turner()(q, t), turner()(k, t)
+
+
+def in_place(q: Tensor, k: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """The queries that come in are those that go out."""
+    return q.copy_(turner()(q, t)), turner()(k, t)
+
+
+def packed(q: Tensor, k: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers one after the other, whatever the strides of the vectors say."""
+    return turned_both(*(x.as_strided(x.shape, torch.empty(x.shape).stride()) for x in (q, k)), t)
+
+
+def by_bare(bare: Any) -> Probe:
+    return replace(sound_rotary(), bare=bare)
+
+
+def coarse_tables(x: Tensor, t: Tensor) -> Tensor:
+    angle = t.double()[:, None] * base()
+    return rotate(x, angle.cos().bfloat16().to(x.dtype), angle.sin().bfloat16().to(x.dtype))
+
+
+ROUNDED = base(9e3).bfloat16().double()
+
+
+def kept_by(length: bool) -> Probe:
+    """Angles kept for the next call: by how many tokens it has, or by the positions themselves."""
+    kept: dict[Any, Tensor] = {}
+
+    def turn(x: Tensor, t: Tensor) -> Tensor:
+        key = t.numel() if length else tuple(t.tolist())
+        angle = kept.setdefault(key, t.double()[:, None] * base())
+        return rotate(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
+
+    return by_maps(turn, turn)
+
+
 def in_single(x: Tensor, t: Tensor) -> Tensor:
     """Times become float32 numbers before the difference is taken; right for positions of a text."""
     return turner()(x, t.float())
@@ -355,7 +393,7 @@ def unmasked(guess: bool) -> Probe:
     return replace(guessed_documents(guess), decode=None, fractional=True)
 
 
-def batched(rows: bool = True, padding: bool = True, documents: bool = True) -> Probe:
+def batched(rows: bool = True, padding: bool = True, documents: bool = True, zeros: bool = True) -> Probe:
     """Attention over a batch, with one counter per row, the padding left out of it, and a restart with each document, or without.
 
     A decay by the absolute position makes what is counted show.
@@ -374,7 +412,7 @@ def batched(rows: bool = True, padding: bool = True, documents: bool = True) -> 
         angle = warp[:, None, :, None] * base()
         a, c = (rotate(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype)) for x in (q, k))
         z = (a @ c.mT).masked_fill(~seen, -math.inf)
-        return z.softmax(-1).nan_to_num() @ v
+        return (z.softmax(-1).nan_to_num() if zeros else z.softmax(-1)) @ v
 
     return Probe("twin", "module", D, H, H, LENGTH, torch.float32, causal=True, batch=batch)
 
@@ -465,6 +503,19 @@ def yarn_nested(truncate: bool) -> Probe:
     return of_config(config, {"full_attention": table(built, 0.1 * math.log(4) + 1)})
 
 
+def with_rows(layout: str) -> Probe:
+    """Rows of W_q that are in part a quarter turn of those of W_k on the pairs of a layout, as training with rotations makes them."""
+
+    def rows(units: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        random = torch.Generator().manual_seed(0)
+        for layer in range(units // H):
+            q, k = (torch.randn(H, D, 64, generator=random) for _ in range(2))
+            zero, one = torch.zeros(D // 2), torch.ones(D // 2)
+            yield layer, q + rotate(k.mT, zero, one, layout).mT, k
+
+    return replace(of_config(LLAMA), projections=rows)
+
+
 class Remembered:
     """A table kept for each width. The faulty one forgets that it depends on the base as well."""
 
@@ -531,6 +582,10 @@ class Single(Index):
 
 def clocked(clock: ec.Index | None) -> Probe:
     return Probe("twin", "encoding", D, H, H, LENGTH, encoding=ec.rope(D, heads=H, clock=clock))
+
+
+def of_encoding(enc: ec.Encoding) -> Probe:
+    return Probe("twin", "encoding", D, 1, 1, LENGTH, encoding=enc)
 
 
 class Rotary(nn.Module):
@@ -643,6 +698,7 @@ TWINS: list[Twin] = [
         lambda: laid_out("half", "half"),
     ),
     Twin("all channels turn where half should", "width", lambda: partly(4), lambda: partly(2)),
+    Twin("rows of the weights in the other layout", "weights", lambda: with_rows("interleaved"), lambda: with_rows("half")),
     Twin("frequencies that follow the length", "cache_length", lambda: by_dynamic(1024), lambda: of_config(LLAMA)),
     Twin("a clock that rounds before it subtracts", "clock", lambda: clocked(Single()), lambda: clocked(None)),
     Twin("a fixed table that trains", "optimiser", lambda: in_module(True), lambda: in_module(False)),
@@ -654,4 +710,17 @@ TWINS: list[Twin] = [
         _fixed(decayed(-1, 0.05), decayed(1, 0.05), causal=True),
         lambda: biased(PUBLISHED),
     ),
+    Twin("vectors turned in place", "inputs", lambda: by_bare(in_place), lambda: by_bare(turned_both)),
+    Twin("memory taken as it lies", "inputs", lambda: by_bare(packed), lambda: by_bare(turned_both)),
+    Twin("a table kept by the length of a call", "history", lambda: kept_by(True), lambda: kept_by(False)),
+    Twin("keys moved under frequencies that follow the length", "moved_keys", lambda: by_dynamic(1024), lambda: of_config(LLAMA)),
+    Twin("keys of several axes moved by one difference", "moved_keys", lambda: of_encoding(ec.axial_rope(D)), lambda: clocked(None)),
+    Twin("frequencies that a function rounds", "table", lambda: by_maps(turner(ROUNDED), turner(ROUNDED)), SOUND),
+    Twin("a table rounded more than its dtype", "contragredience", _single(coarse_tables), SOUND),
+    Twin("queries and keys on a clock that slows down", "group_law", _single(warped), SOUND),
+    Twin("empty rows that give nan", "rows", lambda: batched(zeros=False), batched),
 ]
+
+from audit.more_twins import MORE  # noqa: E402  # it is made of what stands above
+
+TWINS += MORE

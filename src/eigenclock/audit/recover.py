@@ -15,13 +15,16 @@ from eigenclock.audit.recover_lags import Lags, Stretch, components, lags_of
 from eigenclock.audit.recover_match import known, partial, short
 from eigenclock.audit.recover_polar import polar
 from eigenclock.audit.report import Block
-from eigenclock.audit.rules.samples import best
+from eigenclock.audit.rules.samples import best, name_of
 from eigenclock.audit.rules.shift_invariance import keeps_rows
 from eigenclock.encodings import Encoding, two_sided
 from eigenclock.errors import EigenclockError
 
 EXACT = 1e-6
 """How far, relative to the largest score, the recovered spec may be from a subject in float64."""
+
+COARSE = 1e-4
+"""Rounding steps above it (those of 16 bits) hide what the scores of basis vectors would show."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def recover(probe: Probe) -> Recovery:
     """
     if probe.scores is None:
         return Recovery(witness=f"no relative encoding found: {probe.outside}" if probe.outside else None)
+    if probe.exact is None and probe.unit_roundoff > COARSE:
+        return Recovery(notes=(f"it takes {name_of(probe.dtype)} alone, whose rounding hides L: no spec is given",))
     frame = within_window(probe)
     found, notes = _framed(frame.probe), frame.notes
     return replace(found, notes=(*notes, *found.notes)) if notes else found

@@ -136,7 +136,10 @@ def _read_by_query(lags: Lags, marks: list[float]) -> Bias:
     first = lags.at(0.0).of_key
     if any(float((lags.at(u).of_key - first).abs().max()) > 1e-9 * max(1.0, float(first.abs().max())) + lags.noise(u) for u in marks):
         return Bias(None)
-    more = sorted({*marks, *(float(round(u * (1 + i / 7))) for u in marks for i in range(1, 7) if u * (1 + i / 7) < lags.probe.length)})
+    steps = max(7, 4 * d // len(marks))  # between two marks, for more readings than there are waves
+    between = (u * (1 + i / steps) for u in marks for i in range(1, steps))
+    tried = (u if lags.probe.fractional else float(round(u)) for u in between)
+    more = sorted({*marks, *(u for u in tried if u < lags.probe.length)})
     for width in dict.fromkeys((d, 2 * d, 64, 128)):
         if width % 2:
             continue
@@ -144,9 +147,9 @@ def _read_by_query(lags: Lags, marks: list[float]) -> Bias:
         angle = torch.tensor(more, dtype=torch.float64)[:, None] * freq
         waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)  # (lags, width)
         readings = torch.stack([lags.at(u).of_query for u in more])  # (lags, heads, d)
-        weight = torch.linalg.lstsq(waves, readings.flatten(1)).solution.reshape(width, heads, d).permute(1, 2, 0)
-        shift = torch.linalg.lstsq(waves, torch.stack([lags.at(u).bias for u in more])).solution.mT  # W^T position, (heads, width)
-        position = torch.linalg.lstsq(weight.mT, shift[..., None]).solution[..., 0]
+        weight = torch.linalg.lstsq(waves, readings.flatten(1), driver="gelsd").solution.reshape(width, heads, d).permute(1, 2, 0)
+        biases = torch.stack([lags.at(u).bias for u in more]).mT[..., None]  # position . W r(u), of which W r(u) is what queries read
+        position = torch.linalg.lstsq(readings.transpose(0, 1), biases, driver="gelsd").solution[..., 0]
         content = first if keys is None else first.unflatten(0, (keys, -1))[:, 0]
         numbers = {"weight": weight.tolist(), "content": content.tolist(), "position": position.tolist()}
         enc = transformer_xl(d, heads=heads, kv_heads=keys, sinusoids=None if width == d else width, learn=(), **numbers)

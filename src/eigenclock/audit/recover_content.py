@@ -136,7 +136,8 @@ def _pairs(lags: Lags, x: Tensor, y: Tensor, pairing: str, start: int, width: in
         freq: Any = _rows(lags, found.freq, found.freq_error)
         if bool(((amplitude - 1).abs() > SAME + lags.noise(0.0)).any()):
             freq = _scaled(freq, amplitude)
-        enc = made(width, freq=freq, **({} if made is rope else {"rate": _rows(lags, found.rate, found.rate_error)}), **options) if freq is not None else None
+        rates = {} if made is rope else {"rate": _rows(lags, found.rate, found.rate_error)}
+        enc = made(width, freq=freq, **rates, **options) if freq is not None else None
         return Stretch(start, width, enc, _blocks(found, ("R", "S")))
     sums = _climbed(lags, lambda a: torch.complex(a[:, x, x] + a[:, x, y], torch.zeros_like(a[:, x, y])))
     differences = _climbed(lags, lambda a: torch.complex(a[:, x, x] - a[:, x, y], torch.zeros_like(a[:, x, y])))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import eigenclock as ec
 from eigenclock.audit import Finding, Report
 
 DATA = Path(__file__).parents[2] / "cases" / "data"
@@ -93,3 +94,40 @@ def faults(report: Report) -> set[str]:
 def sound(report: Report) -> None:
     """No fault, and no rule that could not be asked for an error."""
     assert report.ok and not report.failed, report
+
+
+PLAIN = {key: value for key, value in LLAMA.items() if key != "model_type"}
+
+
+def scaled(scaling: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**LLAMA, "rope_scaling": scaling, **more}
+
+
+def live(config: dict[str, Any], inv_freq: Tensor | None = None, amplitude: float | None = None) -> Any:
+    """The rotary module of a tiny Llama, which keeps its config, with another table where one is given."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    given = json.loads(json.dumps({k: v for k, v in config.items() if k != "model_type"}))
+    rotary: Any = LlamaRotaryEmbedding(LlamaConfig(**given))
+    if inv_freq is not None:
+        rotary.inv_freq = inv_freq.float()
+        rotary.rope_type = "default"  # else some schedules make their own at every call
+    rotary.attention_scaling = rotary.attention_scaling if amplitude is None else amplitude
+    return rotary
+
+
+def model_of(config: dict[str, Any]) -> Any:
+    """The model itself."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**json.loads(json.dumps({k: v for k, v in config.items() if k != "model_type"}))))
+
+
+def recovered(report: Report) -> Tensor:
+    """The frequencies of the spec in a report."""
+    return ec.encoding(report.spec).generator().split().turns[0].freq.detach().flatten().abs()
+
+
+def near(got: Tensor, want: list[float], rel: float) -> bool:
+    return bool(((got.double() / torch.tensor(want, dtype=torch.float64) - 1).abs() <= rel).all())

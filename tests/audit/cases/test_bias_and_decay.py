@@ -1,4 +1,4 @@
-"""Cases 4, 5, 17, 18 given to the auditor: factors that grow from one origin, decays whose forms disagree, and the slopes of linear biases."""
+"""Cases 4, 5, 17, 18 given to the auditor: factors that grow from one origin, decays in several forms, and linear biases."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from eigenclock.cli import main
 Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-# --- 4: a growing exponent -----------------------------------------------------------------------------------------------------------------
+# --- 4: a growing exponent ---------------------------------------------------------------------------------------------------------------
 
 EXTRAPOLATING = case(4)["given"]
 
@@ -74,14 +74,16 @@ def test_4_clamped_exponents_change_the_law_instead(limit):
     assert shift.where["t"] + shift.where["shift"] > 2 * limit
 
 
-# --- 5: decays and gates -------------------------------------------------------------------------------------------------------------------
+# --- 5: decays and gates -----------------------------------------------------------------------------------------------------------------
 
 
 def split(rate: float) -> Scores:
     """exp(G_t) on queries and exp(-G_s) on keys."""
 
     def scores(q: Tensor, k: Tensor, positions_q: Tensor, positions_k: Tensor) -> Tensor:
-        return (q * (-rate * positions_q.float())[:, None].exp().to(q.dtype)) @ (k * (rate * positions_k.float())[:, None].exp().to(k.dtype)).mT
+        return (q * (-rate * positions_q.float())[:, None].exp().to(q.dtype)) @ (
+            k * (rate * positions_k.float())[:, None].exp().to(k.dtype)
+        ).mT
 
     return scores
 
@@ -94,7 +96,7 @@ def together(rate: float) -> Scores:
     return scores
 
 
-@pytest.mark.parametrize("rate", [30.0, 12.6, 1.0])
+@pytest.mark.parametrize("rate", [30.0, pytest.param(12.6, marks=pytest.mark.slow), 1.0])
 def test_5_exponents_split_over_two_factors_overflow_where_the_product_is_small(rate):
     """The gates of the case sum to 151 over one chunk of 12: exp(151) is formed on the way to numbers below 1."""
     assert -sum(case(5)["given"]["log_gate_per_step"]) > 150
@@ -123,7 +125,7 @@ def test_5_ours_with_gates_pass_cache_rows_and_documents(recipe):
     assert any("learns from activations" in note for note in report.notes)
 
 
-# --- 17: slopes ----------------------------------------------------------------------------------------------------------------------------
+# --- 17: slopes --------------------------------------------------------------------------------------------------------------------------
 
 
 def biased(slopes: Tensor) -> Scores:
@@ -137,7 +139,9 @@ def biased(slopes: Tensor) -> Scores:
 @pytest.mark.parametrize("heads", case(17)["given"]["heads"])
 def test_17_both_recipes_are_told_apart_and_named(heads):
     expect = case(17)["expect"]
-    published, single = (torch.tensor(expect[name][str(heads)], dtype=torch.float64) for name in ("published_code", "single_geometric_sequence"))
+    published, single = (
+        torch.tensor(expect[name][str(heads)], dtype=torch.float64) for name in ("published_code", "single_geometric_sequence")
+    )
     report = ec.audit(biased(published), heads=heads, head_dim=4, length=64)
     sound(report)
     assert "slopes" not in {f.rule for f in report.findings} and report.nearest.startswith("alibi")
@@ -152,18 +156,18 @@ def test_17_both_recipes_are_told_apart_and_named(heads):
     assert (slope.measured, slope.limit) == (pytest.approx(float(single[0]), rel=1e-6), pytest.approx(float(published[0]), rel=1e-6))
 
 
-@pytest.mark.parametrize("heads", [6, 12])
+@pytest.mark.parametrize("heads", [6, pytest.param(12, marks=pytest.mark.slow)])
 def test_17_against_a_config_that_names_the_heads_it_is_a_fault(heads, tmp_path, capsys):
     """On the command line, as a file of the user's own: the config of a model is right, and the exponents off by one are not."""
     config = {"model_type": "bloom", "n_head": heads, "hidden_size": 4 * heads, "n_layer": 1}
     sound(ec.audit(config, length=64))
-    code = f'''
+    code = f"""
 import torch
 
 def off_by_one(q, k, positions_q, positions_k):
     slopes = torch.tensor([2.0 ** (-8 * i / {heads}) for i in range({heads})])
     return q @ k.mT - slopes[:, None, None] * (positions_q[:, None] - positions_k)
-'''
+"""
     path = tmp_path / f"biases_of_{heads}.py"
     path.write_text(code)
     words = ["audit", f"{path}:off_by_one", "--head-dim", "4", "--heads", str(heads), "--length", "64", "--json"]
@@ -185,7 +189,7 @@ def test_17_a_shard_that_counts_its_own_heads():
     sound(ec.audit(enc, length=64))
 
 
-# --- 18: linear biases ---------------------------------------------------------------------------------------------------------------------
+# --- 18: linear biases -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "first"), [(torch.bfloat16, 256), (torch.float16, 2048)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import eigenclock as ec
-from audit.cases.given import LLAMA, case, faults, found, frequencies, halves, sound
+from audit.cases.given import LLAMA, PLAIN, case, faults, found, frequencies, halves, sound
 from eigenclock.audit import Finding, Report
 
 Attention = Callable[..., Tensor]
@@ -25,7 +25,7 @@ def of_rows(report: Report, what: str) -> Finding:
 def attention(
     counted: str = "given", masked: bool = True, parted: bool = True, rows: bool = True, decay: float = 0.1, dead: str = "zeros"
 ) -> Attention:
-    """f(q, k, v, positions, mask=, documents=) over a batch, with a decay of absolute steps beside the rotation, or with one thing left out.
+    """f(q, k, v, positions, mask=, documents=) over a batch, with a linear bias beside the rotation, or with one thing left out.
 
     counted: positions as they are "given", or from "real" tokens by the mask, or from "columns"; masked, parted: padding and documents are
     kept apart; rows: each row has its own positions. dead: what a token with nothing to attend to gives.
@@ -51,16 +51,21 @@ def attention(
     return call
 
 
-# --- 15: padding ---------------------------------------------------------------------------------------------------------------------------
+# --- 15: padding -------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [4, 16])
+@pytest.mark.parametrize("width", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_15_padding_that_is_seen_changes_the_real_tokens(width):
     report = ec.audit(attention(masked=False), head_dim=width, length=64)
     padded = of_rows(report, "left padding")
     assert padded.severity == "fault" and "padded on the left" in padded.message and padded.measured > padded.limit
     sound(ec.audit(attention(), head_dim=width, length=64))
     sound(ec.audit(attention("real"), head_dim=width, length=64))
+
+
+def test_15_a_row_with_every_key_masked_gives_zeros_and_never_nan():
+    empty = of_rows(ec.audit(attention(dead="nan"), head_dim=4, length=64), "empty rows")
+    assert empty.severity == "fault" and empty.measured == "nan"
 
 
 def test_15_one_counter_for_all_rows():
@@ -83,17 +88,21 @@ def test_15_scores_of_the_case_by_the_sound_function():
 
 @pytest.mark.peer("transformers")
 def test_15_a_live_model_whose_decoding_counts_columns():
-    """Positions of the prompt from the mask, those of generated tokens from the length of the cache: the padded row jumps by its padding."""
+    """Positions of the prompt from the mask, those of generated tokens from the length of the cache: a padded row jumps there."""
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
     class Columns(LlamaModel):
-        def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, past_key_values: Any = None, **rest: Any):
+        def forward(
+            self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, past_key_values: Any = None, **rest: Any
+        ):
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             if attention_mask is not None and past == 0:
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -input_ids.shape[1] :]
             elif past:
                 position_ids = past + torch.arange(input_ids.shape[1])[None]
-            return super().forward(input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values, **rest)
+            return super().forward(
+                input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values, **rest
+            )
 
     model: Any = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "model_type"}))
     sound(ec.audit(model, length=64))
@@ -102,10 +111,10 @@ def test_15_a_live_model_whose_decoding_counts_columns():
     assert padded.severity == "fault"
 
 
-# --- 16: documents -------------------------------------------------------------------------------------------------------------------------
+# --- 16: documents -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [4, 8])
+@pytest.mark.parametrize("width", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_16_documents_that_see_each_other(width):
     report = ec.audit(attention(parted=False), head_dim=width, length=64)
     joined = of_rows(report, "documents")
@@ -143,7 +152,7 @@ def test_16_ours_give_each_document_what_it_gives_alone(recipe):
     assert "rows" in report.checked
 
 
-# --- 21: stored keys that are moved --------------------------------------------------------------------------------------------------------
+# --- 21: stored keys that are moved ------------------------------------------------------------------------------------------------------
 
 
 def moved(subject: Any, **more: Any) -> Finding | None:
@@ -152,7 +161,6 @@ def moved(subject: Any, **more: Any) -> Finding | None:
     return next((finding for finding in report.findings if finding.rule == "moved_keys"), None)
 
 
-PLAIN = {k: v for k, v in LLAMA.items() if k != "model_type"}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "original_max_position_embeddings": 1024}
 
 
@@ -186,7 +194,7 @@ def test_21_code_that_is_no_group_is_told_that_moved_keys_are_wrong():
 
 
 def test_21_keys_of_the_case_are_moved_by_the_spec_of_the_report():
-    """A table with the amplitude of the case on both sides: the report's spec moves stored keys, and applies the amplitude to none again."""
+    """A table with the amplitude of the case: the report's spec moves stored keys, and applies the amplitude to none again."""
     given, expect = case(21)["given"], case(21)["expect"]
 
     def amplified(x: Tensor, positions: Tensor) -> Tensor:

@@ -12,13 +12,16 @@ import eigenclock as ec
 from audit.cases.given import LLAMA, Table, apply, case, faults, found, frequencies, halves, neighbours, sound
 
 BF16, FP16 = torch.bfloat16, torch.float16
+SLOW = pytest.mark.slow
 NOW = 1_700_000_000
 
 
-# --- 1: positions or angles in a low dtype ------------------------------------------------------------------------------------------------
+# --- 1: positions or angles in a low dtype -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "first", "width", "theta"), [(BF16, 256, 16, 1e4), (FP16, 2048, 16, 1e4), (BF16, 256, 4, 5e5)])
+@pytest.mark.parametrize(
+    ("dtype", "first", "width", "theta"), [(BF16, 256, 16, 1e4), (FP16, 2048, 16, 1e4), pytest.param(BF16, 256, 4, 5e5, marks=SLOW)]
+)
 def test_1_a_module_cast_with_its_model_merges_neighbours(dtype, first, width, theta):
     """(f(q, k, cos, sin), module) after module.to(dtype): its positions are numbers of the dtype of its buffer."""
     report = ec.audit((apply, Table(width, theta, careless=True).to(dtype)), head_dim=width, dtype=dtype)
@@ -72,7 +75,7 @@ def test_1_the_table_of_the_case_is_what_the_sound_module_makes(dtype, kept):
         assert float((got[0, :, : given["width"] // 2].double() - want).abs().max()) <= expect["abs_tol"][kept]
 
 
-# --- 2: frequencies rounded by a cast or by the default dtype ------------------------------------------------------------------------------
+# --- 2: frequencies rounded by a cast or by the default dtype ----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -104,7 +107,8 @@ def cast(width: int, theta: float, step: str) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("step", "width", "theta"), [("half", 16, 1e4), ("bfloat16", 16, 1e4), ("default dtype", 16, 1e4), ("bfloat16", 32, 5e5)]
+    ("step", "width", "theta"),
+    [("half", 16, 1e4), ("bfloat16", 16, 1e4), ("default dtype", 16, 1e4), pytest.param("bfloat16", 32, 5e5, marks=SLOW)],
 )
 def test_2_a_cast_there_and_back_is_seen_in_the_table(step, width, theta):
     report = ec.audit((apply, cast(width, theta, step)), head_dim=width)
@@ -125,6 +129,7 @@ def test_2_the_frequencies_of_the_case_are_recovered_from_the_sound_module_alone
     assert float((freq / want - 1).abs().max()) <= expect["rel_tol"]
 
 
+@pytest.mark.slow
 @pytest.mark.peer("transformers")
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_2_a_live_model_that_went_through_a_low_dtype(dtype):
@@ -139,7 +144,7 @@ def test_2_a_live_model_that_went_through_a_low_dtype(dtype):
     assert found(report, "table").measured == pytest.approx(float((rounded - frequencies(8)).abs().max()) * 8191, rel=1e-3)
 
 
-# --- 19: large timestamps ------------------------------------------------------------------------------------------------------------------
+# --- 19: large timestamps ----------------------------------------------------------------------------------------------------------------
 
 
 def raw_seconds(x: Tensor, positions: Tensor) -> Tensor:
@@ -187,7 +192,9 @@ def test_19_integers_subtracted_first_are_sound_to_the_nanosecond():
     assert float((lag - torch.tensor(expect["differences_in_time_units"]).double()).abs().max()) <= expect["abs_tol"]
 
 
-@pytest.mark.parametrize(("unit", "half_life"), [("ns", "2s"), ("ms", "1min"), ("s", "30min")])
+@pytest.mark.parametrize(
+    ("unit", "half_life"), [("ns", "2s"), pytest.param("ms", "1min", marks=SLOW), pytest.param("s", "30min", marks=SLOW)]
+)
 def test_19_our_clock_of_timestamps_has_no_fault(unit, half_life):
     enc = ec.damped_rope(2, half_life=half_life, clock=ec.Timestamps(unit))
     report = ec.audit(enc)
@@ -208,7 +215,7 @@ def test_19_a_clock_that_takes_float32_seconds_is_named_with_their_spacing():
     sound(ec.audit(ec.rope(4, clock=ec.Timestamps("s")), length=64))
 
 
-# --- 20: offsets at decode -----------------------------------------------------------------------------------------------------------------
+# --- 20: offsets at decode ---------------------------------------------------------------------------------------------------------------
 
 
 class Offsets(nn.Module):
@@ -226,14 +233,14 @@ class Offsets(nn.Module):
         return neighbours(x, self.kept[key])
 
 
-@pytest.mark.parametrize("width", [4, 16])
+@pytest.mark.parametrize("width", [4, pytest.param(16, marks=SLOW)])
 def test_20_a_table_kept_by_length_alone_is_seen_by_two_calls_as_long(width):
     kept = found(ec.audit(Offsets(width, True), length=64), "history")
     assert "in one call" in kept.message and kept.where["tokens"] > 1
     sound(ec.audit(Offsets(width, False), length=64))
 
 
-@pytest.mark.parametrize("end", [16, 24])
+@pytest.mark.parametrize("end", [16, pytest.param(24, marks=SLOW)])
 @pytest.mark.parametrize("beyond", ["wraps", "stays"])
 def test_20_a_table_that_ends_must_refuse_what_lies_beyond(end, beyond):
     table = torch.arange(end).double()[:, None] * frequencies(4)

@@ -22,10 +22,10 @@ def _cuts(probe: Probe) -> bool:
         return False  # its positions count tokens
     q, k = probe.content(2)
     try:
-        whole, between = (many(best(probe), probe, q, k, [u], 0.0) for u in (1.0, 1.25))
+        whole, between, next_one = (many(best(probe), probe, q, k, [u], 0.0) for u in (1.0, 1.25, 2.0))
     except Exception:  # it refuses them, with whatever it happens to run into
         return False
-    return torch.equal(whole, between)
+    return torch.equal(whole, between) and not torch.equal(whole, next_one)  # else the position of the query does not matter at all
 
 
 def _check(probe: Probe) -> list[Finding]:

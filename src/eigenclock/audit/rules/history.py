@@ -48,7 +48,7 @@ def _longest(probe: Probe, q: torch.Tensor, k: torch.Tensor) -> float:
 
 
 def _regrouped(probe: Probe) -> tuple[float, float, float, float] | None:
-    """A run of positions that scores otherwise in one call than in two, after a call of as many tokens elsewhere: (first, gap, one, two)."""
+    """A run of positions that scores otherwise in one call than in two, after a call as long elsewhere: (first, gap, one, two)."""
     assert probe.scores is not None
     fn, n = probe.scores, RUN
     if probe.length < 3 * n:
@@ -74,7 +74,8 @@ def _check(probe: Probe) -> list[Finding]:
         if split is None:
             return []
         start, value, one, two = split
-        message = f"keys at {start:g} .. {start + RUN - 1:g} score {one:.6g} in one call and {two:.6g} in two: a call takes what another one left"
+        message = f"keys at {start:g} .. {start + RUN - 1:g} score {one:.6g} in one call and {two:.6g} in two: "
+        message += "a call takes what another one left"
         advice = "key what is kept by the positions themselves (offset and length), not by the length of a call"
         where = {"s": start, "tokens": RUN}
         return [Finding("history", "fault", message, value, rounding(probe, 3 * RUN), where, advice, SOURCE)]

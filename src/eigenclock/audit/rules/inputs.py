@@ -53,7 +53,7 @@ def _apart(x: Tensor) -> Tensor:
 
 
 def _called(action: Action, both: tuple[Tensor, ...], times: Tensor) -> tuple[Tensor, Tensor]:
-    q, k = action(*both, times)
+    q, k = action(both[0], both[1], times)
     return q.double(), k.double()
 
 

@@ -5,7 +5,7 @@ from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.claims import claims, trusted, turn_of
 from eigenclock.audit.rules.pairs import Pairs, read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, needs_scores, unlike_heads
+from eigenclock.audit.rules.samples import best, needs_scores, step_of, unlike_heads
 
 SOURCE = "interleaved (2i, 2i + 1): Su et al. 2104.09864, GPT-J; half (i, i + n): GPT-NeoX, transformers"
 
@@ -87,7 +87,7 @@ def _slow(probe: Probe, missing: int, pairs: Pairs) -> bool:
     asked = list(claims(probe).values()) + ([] if probe.encoding is None else [probe.encoding])
     for turn in (turn_of(enc) for enc in asked):
         if turn is not None:
-            moving = turn.freq[turn.freq != 0].abs()
+            moving = turn.freq[turn.freq != 0].abs() * step_of(probe)
             if 2 * int((moving * (probe.length - 1) < 1e-2).sum()) >= missing:
                 return True
     return False

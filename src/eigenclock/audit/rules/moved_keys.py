@@ -34,8 +34,8 @@ def _check(probe: Probe) -> list[Finding]:
             found.append(Finding("moved_keys", "advice", message, None, None, where, advice, SOURCE))
         elif enc.clock.width > 1 and not enc.clock.sums:
             message = (
-                f"moving stored keys by one difference of positions (re-rotation) is not valid: {enc.clock.width} times stand for each token, "
-                "and each moves by its own"
+                f"moving stored keys by one difference of positions (re-rotation) is not valid: {enc.clock.width} times stand for "
+                "each token, and each moves by its own"
             )
             advice = "keep the times of every key, and move it by the difference on each axis; one difference is right for plain text alone"
             found.append(Finding("moved_keys", "advice", message, enc.clock.width, 1, where, advice, SOURCE))

@@ -9,7 +9,6 @@ from torch import Tensor
 from eigenclock.audit.probe import Probe, Scores
 from eigenclock.audit.rules.samples import basis_scores
 
-
 UNEVEN = 0.02
 """How much the size of a turned pair may change from lag to lag and still be rounding: bfloat16 gives 0.006."""
 

@@ -74,7 +74,21 @@ def _check(probe: Probe) -> list[Finding]:
             }[what]
             severity = "advice" if said(probe, "translation invariance") else "fault"  # absolute positions run on in a packed row
             found.append(Finding("rows", severity, message, gap[0], limit, {"what": what, "token": gap[1]}, advice, SOURCE))
+    if _dead(call, q, k, v, own):
+        message = "a padded token, which has nothing to attend to, gives nan: one layer further every token of the row is nan"
+        advice = "give zeros where a row of the mask is empty, or a large negative number in place of -inf"
+        found.append(Finding("rows", "fault", message, "nan", None, {"what": "empty rows", "token": 0}, advice, SOURCE))
     return found
+
+
+def _dead(call: Call, q: Tensor, k: Tensor, v: Tensor, own: Tensor | None) -> bool:
+    """Whether a token gives nan before which nothing real stands."""
+    mask = torch.ones(1, q.shape[2], dtype=torch.bool)
+    mask[:, :2] = False
+    try:
+        return bool(call(q, k, v, own, mask, None).isnan().any())
+    except UnsupportedError:
+        return False
 
 
 def _gap(got: Tensor, want: Tensor) -> tuple[float, int]:

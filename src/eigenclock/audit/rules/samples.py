@@ -124,7 +124,7 @@ HIDDEN = 5e3
 
 
 def hidden_from(probe: Probe) -> int | None:
-    """The first lag from which on keys before the query are masked (a window): scores fall to -inf, or by thousands; None where none are."""
+    """The first lag from which on keys before the query are masked (a window): scores fall to -inf, or by thousands; else None."""
     fn = best(probe)
     q, k = (torch.zeros_like(x) for x in probe.content(1))
 
@@ -182,6 +182,14 @@ def said(probe: Probe, axiom: str) -> bool:
     """Whether the subject says by itself that an axiom does not hold."""
     named = probe.outside + (probe.encoding.breaks if probe.encoding is not None else "")
     return axiom in named or ("absolute" in named and axiom == "translation invariance")
+
+
+def step_of(probe: Probe) -> float:
+    """How far the clock of an encoding goes, over the length, for each unit of the times it is given: 1e-9 for seconds from nanoseconds."""
+    if probe.encoding is None or probe.encoding.clock.sums or probe.encoding.clock.width > 1:
+        return 1.0
+    ticks = probe.encoding.clock(torch.tensor([0, probe.length - 1])).ticks.double()
+    return float(ticks.diff(dim=-1).flatten()[0]) / (probe.length - 1)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.claims import lengths_of, matched, near_misses, off, read_again, trusted, turn_of
+from eigenclock.audit.rules.claims import claims, lengths_of, matched, near_misses, off, read_again, trusted, turn_of
 from eigenclock.audit.rules.rule import Rule
 from eigenclock.audit.rules.samples import SINGLE
 from eigenclock.audit.rules.tables import uninitialised
@@ -83,7 +83,13 @@ def explained(inv_freq: Tensor, misses: Iterable[tuple[str, Encoding]]) -> str:
 
 def _scaling(probe: Probe) -> list[Finding]:
     found = [finding for finding in _check(probe) if finding.rule == "scaling"] if _applies(probe) is None else []
-    return found + turning(probe, CLEAR, RADIANS)
+    return found + [finding for finding in turning(probe, CLEAR, RADIANS) if finding.rule == "scaling"]
+
+
+def _layer_types(probe: Probe) -> list[Finding]:
+    found = _check(probe) if _applies(probe) is None else []
+    found += turning(probe, CLEAR, RADIANS) if len(claims(probe)) > 1 else []
+    return _unlike(probe) + [finding for finding in found if finding.rule == "layer_types"]
 
 
 def _unlike(probe: Probe) -> list[Finding]:
@@ -110,5 +116,5 @@ LAYERS = Rule(
     "layer_types",
     "does each layer type have its own parameters, and each layer those of its type",
     lambda probe: None if _unlike(probe) else _applies(probe) or (None if len(probe.tables) > 1 else "all its layers share one table"),
-    lambda probe: _unlike(probe) + [finding for finding in _check(probe) if finding.rule == "layer_types"],
+    _layer_types,
 )

@@ -58,7 +58,8 @@ def _rounded(probe: Probe, freq: Tensor, narrow: torch.dtype, where: dict[str, A
     pair, worst = int(off.argmax()), float(off.max()) * last
     message = f"every frequency is a {name_of(narrow)} number: the table passed through that dtype"
     if row is not None:
-        message += f"; scores still follow the lag, by another generator than the base {row[1]:g} declares: pair {pair} is off by {worst:.6g} rad"
+        message += f"; scores still follow the lag, by another generator than the base {row[1]:g} declares: "
+        message += f"pair {pair} is off by {worst:.6g} rad"
     severity = "fault" if worst > RADIANS else "risk"
     advice = "keep inv_freq in float32 whatever the weights are in: a later upcast can't bring the digits back"
     where = where | {"radians at": last} | ({} if row is None else {"pair": pair})

@@ -1,6 +1,7 @@
 """How fast the scores themselves turn, and which way, against what the config asks for or the table of the subject holds."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -52,13 +53,29 @@ def turning(probe: Probe, clear: float, radians: float) -> list[Finding]:
         for head in unlike_heads(part):
             pairs = read_pairs(best(part), part, head)
             finding = None if pairs is None else _of_head(part, pairs, freq.double(), whose, head, clear, radians)
-            if finding is not None:
+            if finding is not None and pairs is not None:
+                mixed = _of_others(probe, layer, pairs)
+                finding = replace(finding, message=finding.message + mixed, rule="layer_types" if mixed else finding.rule)
                 where = {**finding.where, **({"layer": layer} if layer else {})}
                 found.append(
                     Finding(finding.rule, finding.severity, finding.message, finding.measured, finding.limit, where, finding.advice, SOURCE)
                 )
                 break
     return found
+
+
+def _of_others(probe: Probe, layer: str, pairs: Pairs) -> str:
+    """The other layer type whose frequencies these are, in words."""
+    own = layer.rpartition(", layer ")[0] or layer
+    for name, enc in claims(probe).items() if len(claims(probe)) > 1 else ():
+        turn = turn_of(enc)
+        place = None if turn is None or name == own else _places(pairs, turn.freq.numel())
+        if turn is None or place is None:
+            continue
+        wanted = turn.freq.double().abs()[place]
+        if bool(((pairs.freq.abs() - wanted).abs() <= 64 * SINGLE * wanted + 2 * pairs.error).all()):
+            return f": it is the turn of the {name} layers"
+    return ""
 
 
 def _apart(table: Tensor, claimed: Tensor) -> bool:

@@ -9,6 +9,7 @@ from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.claims import claims, turn_of
 from eigenclock.audit.rules.rule import Rule
+from eigenclock.audit.rules.samples import step_of
 
 SOURCE = "a pair turns once in 2 pi / frequency positions; above pi per position it is seen as a slower turn"
 BOUND = "Men et al. 2405.14591: base of at least 0.0424 L^1.628 for a context of L"
@@ -22,7 +23,8 @@ def frequencies(probe: Probe) -> dict[str, Tensor]:
         return {layer: table.inv_freq.detach().double().cpu().flatten().abs() for layer, table in probe.tables.items()}
     asked = claims(probe) or ({"": probe.encoding} if probe.encoding is not None else {})
     turns = {layer: turn_of(enc) for layer, enc in asked.items()}
-    return {layer: turn.freq.detach().double().cpu().abs() for layer, turn in turns.items() if turn is not None}
+    step = step_of(probe)
+    return {layer: turn.freq.detach().double().cpu().abs() * step for layer, turn in turns.items() if turn is not None}
 
 
 def _applies(probe: Probe) -> str | None:
@@ -91,6 +93,8 @@ def _base(probe: Probe) -> list[Finding]:
 
 
 def _base_applies(probe: Probe) -> str | None:
+    if probe.encoding is not None and probe.encoding.clock.unit is not None:
+        return "its clock counts time, the published bound tokens"
     if probe.length < PUBLISHED_FROM:
         return f"the published bound is for contexts of {PUBLISHED_FROM} and more"
     if not any(base_of(freq) for freq in frequencies(probe).values()):

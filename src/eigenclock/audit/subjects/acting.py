@@ -62,9 +62,11 @@ def search(ways: Iterable[tuple[str, Act]], options: Options, widths: Iterable[i
     count = options.heads or heads or HEADS
     for width in (options.head_dim,) if options.head_dim is not None else widths:
         for how, act in ways:
-            state = _tried(_on_copies(act), width, count)
+            state, dtype = _tried(_on_copies(act), width, count), torch.float32
+            if state == "no" and options.dtype not in (None, torch.float32):  # kernels that take 16 bits alone
+                state, dtype = _tried(_on_copies(act), width, count, options.dtype), options.dtype
             if state == "sound":
-                return Found(act, how, width, count, _takes_fractions(_on_copies(act), width, count))
+                return Found(act, how, width, count, _takes_fractions(_on_copies(act), width, count, dtype))
             if state == "runs" and loose is None:
                 loose = Found(act, how, width, count, False)
     return loose
@@ -75,11 +77,11 @@ def _on_copies(act: Act) -> Act:
     return lambda q, k, times: act(q.clone(), k.clone(), times)
 
 
-def _tried(act: Act, width: int, heads: int) -> str:
+def _tried(act: Act, width: int, heads: int, dtype: torch.dtype = torch.float32) -> str:
     """ "sound" where tokens are turned each by its own time, "runs" where the shapes fit, else "no"."""
     tokens = 5 if heads != 5 else 7
     random = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(heads, tokens, width, generator=random) for _ in range(2))
+    q, k = (torch.randn(heads, tokens, width, generator=random).to(dtype) for _ in range(2))
     times = torch.arange(tokens)
     order = torch.randperm(tokens, generator=random)
     try:
@@ -93,9 +95,9 @@ def _tried(act: Act, width: int, heads: int) -> str:
     return "sound" if alike and bool(torch.isfinite(a).all()) else "runs"
 
 
-def _takes_fractions(act: Act, width: int, heads: int) -> bool:
+def _takes_fractions(act: Act, width: int, heads: int, dtype: torch.dtype = torch.float32) -> bool:
     """Whether times between whole numbers are taken, and not for whole ones."""
-    x = torch.ones(heads, 2, width)
+    x = torch.linspace(-1, 2, width).expand(heads, 2, width).to(dtype)  # equal channels would vanish in a layer norm
     try:
         half, whole = (act(x, x, torch.tensor(t, dtype=torch.float64)) for t in ([0.5, 1.5], [0.0, 1.0]))
     except Exception:

@@ -1,4 +1,5 @@
-"""Functions of attention itself: f(q, k, v, positions) -> out, with a mask and documents where it takes them, and FlexAttention's score_mod(score, b, h, q_idx, kv_idx)."""
+"""Functions of attention itself: f(q, k, v, positions) -> out, with a mask and documents where it takes them, and FlexAttention's
+score_mod(score, b, h, q_idx, kv_idx)."""
 
 import inspect
 from collections.abc import Callable

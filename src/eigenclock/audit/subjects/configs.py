@@ -188,6 +188,9 @@ def _by_own_time(probe: Probe) -> bool:
     q, k = probe.content(len(times), seed=12)
     straight, mixed = probe.action(q, k, times), probe.action(q[:, order], k[:, order], times[order])
     near = 64 * probe.unit_roundoff
+    still = [x[:, :1].expand_as(x) for x in (q, k)]
+    if all(bool((x == x[:, :1]).all()) for x in probe.action(*still, times)):
+        return False  # it turns nothing: what it was given are not its positions
     return all(float((a[:, order] - b).double().abs().max()) <= near * float(a.abs().max()) for a, b in zip(straight, mixed, strict=True))
 
 
@@ -276,14 +279,18 @@ def rotary_of(config: Any, notes: list[str]) -> nn.Module | None:
     prefix = own.removesuffix("Config")
     others = {n for n, c in vars(sys.modules[type(text).__module__]).items() if inspect.isclass(c)} - {own}
     ranked: list[tuple[bool, bool, int, type[nn.Module]]] = []
+    shared: list[type[nn.Module]] = []
     for name, one in vars(space).items():
         if not (inspect.isclass(one) and issubclass(one, nn.Module) and one.__module__ == space.__name__ and name.endswith(ROTARY)):
             continue
         asked = _config_of(one)
         if asked != own and (asked in others or "Vision" in name):  # it is that of another part of the model
+            shared += [one] if "Vision" not in name else []
             continue
         ranked.append((asked != own, not name.startswith(prefix), len(name), one))
     classes = [one for *_, one in sorted(ranked, key=lambda found: found[:3])]
+    if not classes and len(shared) == 1 and not any(part in own for part in ("Vision", "Audio")):
+        classes = shared  # the only one there is: all parts of the model take it, whatever its signature says
     for made in classes:
         try:
             return made(text)

@@ -153,6 +153,9 @@ def _moves(layer: Layer) -> bool:
     q, k = (torch.randn(h, n, sizes.width, generator=random) for h in (sizes.heads, sizes.kv_heads))
     try:
         near, far = layer.first(q, k), layer.act(q, k, torch.arange(n) * 7)
+        q[0, 1], k[0, 1] = -2 * q[0, 1], -2 * k[0, 1]
+        other = layer.act(q, k, torch.arange(n) * 7)
+        q[0, 1], k[0, 1] = q[0, 1] / -2, k[0, 1] / -2
     except Exception:
         if not layer.before:
             return False
@@ -160,4 +163,8 @@ def _moves(layer: Layer) -> bool:
         return _moves(layer)
     if near[0].shape != q.shape or near[1].shape != k.shape:
         return False
+    rest = torch.arange(n) != 1
+    for a, b in zip(far, other, strict=True):  # heads and tokens are where they should be: one token changed, and no other with it
+        if not torch.equal(a[:, rest], b[:, rest]) or torch.allclose(a[0, 1], b[0, 1]):
+            return False
     return layer.place.arrives(q, near[0]) and layer.place.arrives(k, near[1]) and not torch.allclose(near[0], far[0], rtol=1e-3, atol=1e-3)

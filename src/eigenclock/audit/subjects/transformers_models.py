@@ -16,7 +16,7 @@ from eigenclock.audit.subjects.places import Sizes
 from eigenclock.audit.subjects.projections import of_model
 from eigenclock.audit.subjects.unlike import unlike
 from eigenclock.audit.subjects.weighed import bias_of, positions_of, unread
-from eigenclock.errors import EigenclockError
+from eigenclock.errors import ConfigError, EigenclockError
 
 
 def read(subject: Any, options: Options) -> Probe | None:
@@ -27,6 +27,8 @@ def read(subject: Any, options: Options) -> Probe | None:
     parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
     dtype = options.dtype or (parameter.dtype if parameter is not None else torch.float32)
     options = Options(options.head_dim, options.heads, options.length, dtype)
+    if any(p.is_meta for p in model.parameters()):
+        raise ConfigError(f"got {type(model).__name__} with weights on the meta device; expected them loaded, or its config in its place")
     live = Live(model)
     rotary = next((own for _, _, own in live.rotaries), None)
     probe = probe_of_config(model.config.to_dict(), options, type(model).__name__, "model", model.config, rotary)
@@ -61,7 +63,7 @@ def _read_layers(live: Live, probe: Probe, found: list[Layer], options: Options)
 
 
 def _others(probe: Probe, found: list[Layer], options: Options, kind: str = "") -> dict[str, Probe]:
-    """Probes of the layers of one type that do not act, or decode, as the first of them does: what its config asks for holds for them too."""
+    """Probes of the layers of one type that do not act, or decode, as the first of them does; the config holds for them too."""
     parts = {}
     for layer in unlike(found, probe.dtype, options.length):
         name = f"{kind}layer {getattr(layer.module, 'layer_idx', found.index(layer))}"

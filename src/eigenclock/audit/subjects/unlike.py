@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eigenclock.audit.subjects.live import Layer
+from eigenclock.audit.subjects.live_layers import Layer
 
 MOST = 3
 """How many kinds of other layers are measured by themselves."""

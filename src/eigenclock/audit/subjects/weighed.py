@@ -13,8 +13,10 @@ from eigenclock.audit.subjects.live import Live, kept
 from eigenclock.audit.subjects.options import Options
 from eigenclock.audit.subjects.places import Place, Sizes, places
 from eigenclock.encodings.config.families import OUTSIDE
+from eigenclock.errors import UnsupportedError
 
 TOKENS = 12
+LONGEST, ROWS = 1 << 20, 64
 BIASES = ("alibi", "position_bias")
 """What attention layers call the bias they are given."""
 
@@ -27,9 +29,9 @@ class _Biased:
         self.factor: float = 1.0
         self._rows: dict[int, Tensor] = {}
 
-    def call(self, tokens: int, place: Place | None = None, vectors: Any = None) -> tuple[Tensor, Tensor | None]:
-        """The bias (H, S) that the last query is given among ``tokens``, and, where vectors are put in, what the layer makes of the values
-        before its last projection, (T, H, D)."""
+    def call(self, tokens: int, place: Place | None = None, vectors: Any = None, past: int = 0) -> tuple[Tensor, Tensor | None]:
+        """The bias (H, S) that the last query is given among ``tokens`` behind ``past`` ones, and, where vectors are put in, what the
+        layer makes of the values before its last projection, (T, H, D)."""
         got: dict[str, Any] = {}
 
         def given(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -46,18 +48,28 @@ class _Biased:
         put = None if place is None else lambda: place.hooks(self.module, vectors)
         try:
             with contextlib.suppress(StopIteration):
-                self.live.run((1, tokens), put=put, implementation=None)
+                self.live.run((1, tokens), put=put, implementation=None, cache=self._past(past) if past else None)
         finally:
             for handle in handles:
                 handle.remove()
         bias = got["bias"].detach().cpu().double()
         out = got["out"][0].cpu().double().unflatten(-1, (-1, vectors[0].shape[-1])) if place is not None else None
-        return bias.reshape(-1, *bias.shape[-2:])[:, -1, -tokens:], out
+        return bias.reshape(-1, *bias.shape[-2:])[:, -1, -(past + tokens) :], out
+
+    def _past(self, tokens: int) -> Any:
+        """A cache that counts so many tokens; nothing is read from it before the bias is there."""
+        cache = self.live.cache()
+        cache.update(torch.zeros(1, 1, tokens, 1), torch.zeros(1, 1, tokens, 1), 0)
+        return cache
 
     def row(self, t: int) -> Tensor:
         """What keys 0 .. t of a query at t get beside the one at t, (H, t + 1). Softmax leaves a constant for each query free."""
+        if t > LONGEST:
+            raise UnsupportedError(f"got position {t}; expected one up to {LONGEST}: each takes a bias of that many numbers for each head")
         if t not in self._rows:
-            bias = self.call(t + 1)[0] * self.factor
+            bias = self.call(1, past=t)[0] * self.factor
+            while len(self._rows) >= ROWS:
+                self._rows.pop(next(iter(self._rows)))
             self._rows[t] = bias - bias[:, -1:]
         return self._rows[t]
 
