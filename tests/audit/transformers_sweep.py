@@ -99,7 +99,6 @@ def row_of(name: str, config: Any) -> dict[str, Any]:
         "spec": report.spec,
         "nearest": report.nearest,
         "outside": report.witness,
-        "measured": any(note.startswith("called with") for note in report.notes),
         "failed": {rule: report.skipped[rule] for rule in report.failed},
         "findings": [finding.to_dict() for finding in report.findings],
         "notes": list(report.notes),
@@ -120,6 +119,12 @@ def sweep(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def measured(row: dict[str, Any]) -> bool:
+    """Whether the code of transformers was measured, rather than the encoding that its config was read as."""
+    called = bool(row["form"]) or any(note.startswith("called with") for note in row["notes"])
+    return called and not any("its model's own code" in note for note in row["notes"])
+
+
 def cells(row: dict[str, Any]) -> tuple[str, str, str]:
     """What stands in the table of one row: what was found, on what it was measured, and the findings."""
     if "error" in row:
@@ -131,7 +136,7 @@ def cells(row: dict[str, Any]) -> tuple[str, str, str]:
         what = _short(row["outside"] or row["form"])
     else:
         what = "not read: " + _short(re.sub(r" \(model_type .*?\)", "", refused.removeprefix("refused: ").partition(";")[0]))
-    how = "its code" if row["measured"] else "the config as read" if row["form"] else ""
+    how = "its code" if measured(row) else "the config as read" if row["form"] else ""
     levels = {level: sorted({f["rule"] for f in row["findings"] if f["severity"] == level}) for level in SEVERITIES}
     return _cell(what), how or "-", "; ".join(f"{level}: {', '.join(rules)}" for level, rules in levels.items() if rules) or "none"
 
@@ -156,8 +161,8 @@ def page(rows: list[dict[str, Any]]) -> str:
             configs=len(rows),
             crashed=len(rows) - len(judged),
             failed=sum(bool(row["failed"]) for row in judged),
-            code=sum(row["measured"] for row in judged),
-            read=sum(bool(row["form"]) and not row["measured"] for row in judged),
+            code=sum(measured(row) for row in judged),
+            read=sum(bool(row["form"]) and not measured(row) for row in judged),
             outside=sum(not row["form"] and bool(row["outside"]) for row in judged),
             unread=sum(not row["form"] and not row["outside"] for row in judged),
             fault=counted["fault"],

@@ -58,14 +58,14 @@ def powers_of(length: int) -> list[float]:
     return [float(t) for t in sorted({0, 1, *(2**j for j in range(1, 40) if 2**j < length), length - 1})]
 
 
-def causes_of(probe: Probe, claimed: Tensor | None = None) -> Cause | None:
-    """The errors of head 0; None where its channels don't turn in pairs.
+def causes_of(probe: Probe, claimed: Tensor | None = None, head: int = 0) -> Cause | None:
+    """The errors of a head; None where its channels don't turn in pairs.
 
     The frequencies are those claimed, else those the subject has in float64, else those recovered from its scores at small times. Queries
     stand at each time, keys at 0. Each explanation is a float64 recomputation with one thing rounded; the one that leaves least wins.
     """
     assert probe.scores is not None
-    own, exact = read_pairs(probe.scores, probe, noise=4 * probe.unit_roundoff), read_pairs(best(probe), probe)
+    own, exact = read_pairs(probe.scores, probe, head, noise=4 * probe.unit_roundoff), read_pairs(best(probe), probe, head)
     pairs = exact or own
     if pairs is None:
         return None
@@ -75,7 +75,7 @@ def causes_of(probe: Probe, claimed: Tensor | None = None) -> Cause | None:
     else:
         freq = _geometric(freq, pairs.error)
     grid = grid_of(probe.length)
-    w = blocks_at(probe.scores, probe, pairs, grid, [0.0])[:, 0] / pairs.size
+    w = blocks_at(probe.scores, probe, pairs, grid, [0.0], head)[:, 0] / pairs.size
     t = torch.tensor(grid, dtype=torch.float64)[:, None]
     fall = (-pairs.rate * t).exp()
 
@@ -109,7 +109,7 @@ def causes_of(probe: Probe, claimed: Tensor | None = None) -> Cause | None:
                 0.0,
             )
         )
-    warp = _warp(probe, pairs, freq)
+    warp = _warp(probe, pairs, freq, head)
     if warp:
         return Cause(found.frequency, 0.0, found.table, found.total, found.total, warp, first)
     rest, words, position = min(options)
@@ -131,7 +131,7 @@ def _geometric(freq: Tensor, error: Tensor) -> Tensor:
     return freq
 
 
-def _warp(probe: Probe, pairs: Pairs, freq: Tensor) -> str:
+def _warp(probe: Probe, pairs: Pairs, freq: Tensor, head: int) -> str:
     """How a clock that is not the position runs, in words: each pair turns by the same part of its frequency between neighbours.
 
     Rounded positions step by nothing or by much; a warp shows in steps that change little from one position to the next.
@@ -142,7 +142,7 @@ def _warp(probe: Probe, pairs: Pairs, freq: Tensor) -> str:
     starts = sorted({float(t) for p in (0, last // 8, last // 2, last - 3) for t in (p, p + 1)})
     steps = []
     for t in starts:
-        w = blocks_at(fn, probe, pairs, [t + 1], [t])[0, 0] / pairs.size
+        w = blocks_at(fn, probe, pairs, [t + 1], [t], head)[0, 0] / pairs.size
         steps.append(w.angle() / freq)
         if bool(((w.abs() - 1).abs() > 1e-3).any()):
             return ""

@@ -45,7 +45,12 @@ def _check(probe: Probe) -> list[Finding]:
         if pair is not None:
             message += f": pair {pair[0]} has the determinant {pair[1]:.10g}, so that norms change"
             where |= {"pair": pair[0], "determinant": pair[1]}
-            advice = "both sides must be turned and nothing else: round cos and sin no further than the vectors, and one layout throughout"
+            if pair[2]:
+                message += ", as those of all pairs do"
+            else:
+                advice = (
+                    "both sides must be turned and nothing else: round cos and sin no further than the vectors, and one layout throughout"
+                )
     return [Finding("contragredience", severity, message, float(gap.max()), float(limits[first]), where, advice, SOURCE)]
 
 
@@ -62,8 +67,8 @@ def _still(probe: Probe, t: float) -> str:
     return "queries" if torch.equal(z, by_query) and not torch.equal(z, by_key) else ""
 
 
-def _determinant(probe: Probe, t: float) -> tuple[int, float] | None:
-    """The pair whose area the action changes most at a time, and by how much; None where channels don't turn in pairs."""
+def _determinant(probe: Probe, t: float) -> tuple[int, float, bool] | None:
+    """The pair whose area the action changes most at a time, by how much, and whether all change alike; None without such pairs."""
     pairs, found = read_pairs(best(probe), probe), action_matrices(probe, [0.0, t])
     if pairs is None or found is None or found[1].shape[-1] != found[1].shape[-2]:
         return None
@@ -71,7 +76,7 @@ def _determinant(probe: Probe, t: float) -> tuple[int, float] | None:
     zero, moved = (m[a, a] * m[b, b] - m[a, b] * m[b, a] for m in found[1])
     parts = moved / zero
     worst = int((parts - 1).abs().argmax())
-    return worst, float(parts[worst])
+    return worst, float(parts[worst]), bool(((parts / parts[worst] - 1).abs() <= 16 * probe.unit_roundoff).all())
 
 
 def _same_map(probe: Probe, t: float) -> bool:

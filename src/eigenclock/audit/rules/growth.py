@@ -16,6 +16,7 @@ from eigenclock.errors import EigenclockError
 SOURCE = "exp overflows at 88.7 in float32 and bfloat16, 11.1 in float16; only differences of times may be exponents"
 LAGS = (0.0, 1.0, 8.0)
 BEYOND = 6  # doublings of the length that are tried
+GROWS = 1e3  # the factor from which on scores that grow with the lag are no spread of contents
 LOST = 0.1  # the part of a score by which it may change beyond the length
 
 
@@ -49,9 +50,31 @@ def _check(probe: Probe) -> list[Finding]:
                 p, z, kept = (middle, earlier, kept) if earlier is not None else (p, z, middle)
             return [_fault(probe, p, z, base)]
         kept = p
-    if said(probe, "translation invariance"):
-        return []
+    grown = _with_the_lag(probe, lambda u: many(fn, probe, q, k, [u], 0.0)[:, 0])
+    if grown or said(probe, "translation invariance"):
+        return grown
     return _horizon(probe, lambda p: many(fn, probe, q, k, lags, p), base)
+
+
+def _with_the_lag(probe: Probe, at: Callable[[float], Tensor]) -> list[Finding]:
+    """A risk where scores (H, P) grow exponentially with the lag: by nearly as many powers over its second half as over its first.
+
+    A polynomial, as of Jordan blocks, grows by a factor of 2 to its degree over the second half.
+    """
+    last = float(probe.length - 1)
+    half = last // 2
+    sizes = torch.stack([at(u).abs().amax(-1) for u in (0.0, half, last)]).clamp_min(1e-300).log()  # (3, H)
+    first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
+    bad = (first + second > math.log(GROWS)) & (second > 0.6 * first)
+    if not bool(bad.any()):
+        return []
+    h = int(torch.where(bad, second, -torch.inf).argmax())
+    rate = float(second[h]) / (last - half)
+    end = last + (math.log(torch.finfo(probe.dtype).max) - float(sizes[2, h])) / rate
+    factor = float((first + second)[h].exp())
+    message = f"scores grow with the lag, by {factor:.3g} over {last:g} positions: {name_of(probe.dtype)} loses them at lags of about {end:.3g}"
+    advice = "a decay is exp(-rate (t - s)) with a rate of at least 0: look for the sign of the exponent"
+    return [Finding("growth", "risk", message, factor, GROWS, {"lag": last, "head": h}, advice, SOURCE)]
 
 
 def gone(z: Tensor, base: Tensor, probe: Probe) -> Tensor:

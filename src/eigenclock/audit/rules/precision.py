@@ -99,7 +99,7 @@ def _merged(probe: Probe, times: list[float]) -> float | None:
         return None
     for t in times:
         z = _pair(probe, *both, t)
-        if torch.equal(z[0], z[1]) and bool(torch.isfinite(z).all()):
+        if torch.equal(z[0], z[1]) and bool(torch.isfinite(z).all()) and bool(z.any()):  # all 0: they vanished, which is growth's
             return t
     return -1.0
 

@@ -126,7 +126,8 @@ def _by_its_code(
     heads = options.heads or (first.heads if first else ALIKE)
     whole = (heads, (first.kv_heads or heads) if first and first.heads == heads else heads)
     ways = [(transformers_rotary, width), (transformers_rotary, None)]  # some models cut the channels that turn out of a head elsewhere
-    ways += [(_on_patches, width)] if live is None else []
+    if live is None and (getattr(built, "rope_type", "") == "axial" or "Vision" in type(built).__name__):
+        ways = [(_on_patches, width)]  # two coordinates: what takes one for them is called wrongly
     for read_with, size in dict.fromkeys(ways):
         try:
             probe = read_with(built, Options(size, heads, options.length, options.dtype), name, kind, **common)
@@ -255,11 +256,19 @@ def _made(config: Mapping[str, Any], given: Any, notes: list[str]) -> Any:
 def _sizes(made: Any) -> tuple[int | None, int | None]:
     """The width and the number of heads of a config object, with the defaults of its class."""
     text = made.get_text_config() if callable(getattr(made, "get_text_config", None)) else made
-    width, hidden, heads = (getattr(text, name, None) for name in ("head_dim", "hidden_size", "num_attention_heads"))
+    width, hidden, heads = (_named(text, name) for name in ("head_dim", "hidden_size", "num_attention_heads"))
     heads = heads if isinstance(heads, int) and heads > 0 else None
     if not isinstance(width, int):
         width = hidden // heads if heads is not None and isinstance(hidden, int) else None
     return width, heads
+
+
+def _named(config: Any, name: str) -> Any:
+    """A field of a config object; None where it has none, or refuses to say one for all layers."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
 
 
 def rotary_of(config: Any, notes: list[str]) -> nn.Module | None:
