@@ -90,6 +90,15 @@ def test_flat_keys_beside_layer_types_are_refused(case):
         ec.encodings(config | {"rope_parameters": config["rope_parameters"] | {"factor": 8.0}})
 
 
+def test_flat_keys_that_every_layer_type_repeats_are_no_contradiction(case):
+    """As the class of OLMo 3 writes a section that it was given flat."""
+    types = {kind: {"rope_type": "default", "rope_theta": 5e5} for kind in (FULL, SLIDING)}
+    config = of_the_case(case["given"]) | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, **types}}
+    assert str(read(config)) == str(read(config | {"rope_parameters": types}))
+    with pytest.raises(ec.ConfigError, match="rope_theta"):
+        ec.encodings(config | {"rope_parameters": config["rope_parameters"] | {"rope_theta": 1e4}})
+
+
 def test_a_type_set_to_null_does_not_turn(case):
     config = of_the_case(case["given"])
     found = read(config | {"rope_parameters": config["rope_parameters"] | {FULL: None}})

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.audit.probe import Probe, Scores
-from eigenclock.audit.rules.samples import floor_of, lags_of, many, rounding, shifts_of, times_of
+from eigenclock.audit.rules.samples import floor_of, lags_of, many, most_of, rounding, shifts_of, times_of
 
 Shift = tuple[float, float, dict[str, float], tuple[float, float]]
 """The worst relative change with its limit, the witness (t, s, shift, head), and its two scores."""
@@ -23,7 +23,7 @@ def wrong_row(fn: Scores, probe: Probe) -> Shift | None:
 
     Each position is a query once, and a key once: O(length) scores.
     """
-    n = min(probe.length, MOST)
+    n = min(probe.length, most_of(probe, MOST))
     last = n - 1
     q, k = probe.content(2, seed=21)
     at = torch.arange(n)

@@ -7,7 +7,7 @@ from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.causes import powers_of
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import name_of, needs_scores
+from eigenclock.audit.rules.samples import most_of, name_of, needs_scores
 from eigenclock.errors import EigenclockError
 
 MOST, ROWS, CANDIDATES = 1 << 16, 512, 16
@@ -67,7 +67,7 @@ def _before(probe: Probe, found: float) -> float:
     Neighbours that score a key at 0 alike, and are scored alike by the last query, come into question: O(length) scores.
     """
     assert probe.scores is not None
-    n = min(int(found) + 1 if found >= 0 else probe.length, MOST)
+    n = min(int(found) + 1 if found >= 0 else probe.length, most_of(probe, MOST))
     q, k = probe.content(2, seed=22)
     at = torch.arange(n)
     as_query, as_key = [], []

@@ -48,6 +48,11 @@ def rounding(probe: Probe, times: float, exact: bool = False) -> float:
     return 16 * own + 4 * SINGLE * (1 + abs(times))
 
 
+def most_of(probe: Probe, most: int) -> int:
+    """How many positions are tried one by one: fewer of an encoding of ours, which has a formula for each time and no table."""
+    return most if probe.encoding is None else min(most, 512)
+
+
 def lags_of(probe: Probe, most: float | None = None) -> list[float]:
     """Lags at all scales, up to half the length."""
     top = (probe.length - 1) // 2 if most is None else min(int(most), probe.length - 1)

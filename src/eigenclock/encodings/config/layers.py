@@ -66,7 +66,10 @@ def without_position(config: Mapping[str, Any], model_type: str, layers: tuple[s
             raise ConfigError(f"got no_rope_layers={flags!r}; expected one flag per layer, 1 where it turns and 0 where it has no position")
         if layers and len(flags) != len(layers):
             raise ConfigError(f"got no_rope_layers with {len(flags)} entries for {len(layers)} layers; expected one per layer")
-        text = f"no_rope_layers is read as 1 = the layer turns, 0 = it has no position; {sum(map(int, flags))} of {len(flags)} layers turn"
+        still = ", ".join(str(i) for i, flag in enumerate(flags) if not flag)
+        text = "no_rope_layers is read as 1 = the layer turns, 0 = it has no position; " + (
+            f"{sum(map(int, flags))} of {len(flags)} layers turn, not those with the index {still}" if still else "every layer turns"
+        )
         (account.note if model_type in families.FLAGGED else account.warn)(text)
         return tuple(not flag for flag in flags)
     if model_type in families.NOPE_ON_FULL and (SLIDING in layers or not layers) and config.get("sliding_window", 0) is not None:
@@ -174,7 +177,16 @@ def raw_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
             raise ConfigError(f"got {name}={value!r}; expected an object of keys and values")
     if len(both) == 2 and _plain(both[0][1]) != _plain(both[1][1]):
         raise ConfigError("got rope_parameters and rope_scaling that disagree; expected one of them")
-    return both[0][1] if both else {}
+    return _without_repeats(both[0][1]) if both else {}
+
+
+def _without_repeats(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A section per layer type without the keys beside them that every one of them repeats, as some classes of transformers write it."""
+    inner = [value for value in section.values() if isinstance(value, Mapping)]
+    beside = {key: value for key, value in section.items() if not isinstance(value, Mapping)}
+    if not inner or any(key not in one or one[key] != value for one in inner for key, value in beside.items()):
+        return section
+    return {key: value for key, value in section.items() if isinstance(value, Mapping)}
 
 
 def _plain(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Encodings(dict[str, Encoding]):
     full_attention (layers 0-1): rope(head_dim=8, heads=2, theta=500000.0, pairing='half')
     full_attention_nope (layer 2): nope(head_dim=8, heads=2)
     conventions: huggingface, smollm3, half pairing, both sides turn by +freq * time
-    note: no_rope_layers is read as 1 = the layer turns, 0 = it has no position; 2 of 3 layers turn
+    note: no_rope_layers is read as 1 = the layer turns, 0 = it has no position; 2 of 3 layers turn, not those with the index 2
     """
 
     def __init__(
