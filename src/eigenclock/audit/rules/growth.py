@@ -72,7 +72,8 @@ def _with_the_lag(probe: Probe, at: Callable[[float], Tensor]) -> list[Finding]:
     rate = float(second[h]) / (last - half)
     end = last + (math.log(torch.finfo(probe.dtype).max) - float(sizes[2, h])) / rate
     factor = float((first + second)[h].exp())
-    message = f"scores grow with the lag, by {factor:.3g} over {last:g} positions: {name_of(probe.dtype)} loses them at lags of about {end:.3g}"
+    message = f"scores grow with the lag, by {factor:.3g} over {last:g} positions: {name_of(probe.dtype)} "
+    message += f"loses them at lags of about {end:.3g}"
     advice = "a decay is exp(-rate (t - s)) with a rate of at least 0: look for the sign of the exponent"
     return [Finding("growth", "risk", message, factor, GROWS, {"lag": last, "head": h}, advice, SOURCE)]
 

@@ -189,8 +189,8 @@ def _by_own_time(probe: Probe) -> bool:
     q, k = probe.content(len(times), seed=12)
     straight, mixed = probe.action(q, k, times), probe.action(q[:, order], k[:, order], times[order])
     near = 64 * probe.unit_roundoff
-    still = [x[:, :1].expand_as(x) for x in (q, k)]
-    if all(bool((x == x[:, :1]).all()) for x in probe.action(*still, times)):
+    one_q, one_k = (x[:, :1].expand_as(x) for x in (q, k))
+    if all(bool((x == x[:, :1]).all()) for x in probe.action(one_q, one_k, times)):
         return False  # it turns nothing: what it was given are not its positions
     return all(float((a[:, order] - b).double().abs().max()) <= near * float(a.abs().max()) for a, b in zip(straight, mixed, strict=True))
 
