@@ -309,3 +309,23 @@ def test_faulty_variants_of_a_pretrained_model_are_found(pretrained: Any) -> Non
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
     assert of_weights(model) == []
+
+
+@pytest.mark.peer("transformers")
+def test_layers_turn_where_the_config_says_so():
+    """SmolLM3 leaves every fourth layer without a position; read the other way round, or with one more layer left out, it is at fault."""
+    from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 40}
+    config = SmolLM3Config(**sizes, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+
+    def said(change) -> list[str]:
+        model: Any = SmolLM3ForCausalLM(config)
+        for layer in model.model.layers:
+            layer.self_attn.use_rope = change(layer.self_attn.layer_idx, layer.self_attn.use_rope)
+        return [f.message for f in ec.audit(model, length=64).findings if f.severity == "fault" and f.rule == "layer_types"]
+
+    assert said(lambda i, turns: turns) == []
+    inverted, one = said(lambda i, turns: not turns), said(lambda i, turns: turns and i != 1)
+    assert len(inverted) == 2 and "layers 0, 1, 2 are not turned" in inverted[0] and "layer 3 are turned" in inverted[1]
+    assert len(one) == 1 and "layer 1 are not turned" in one[0]

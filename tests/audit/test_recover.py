@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import eigenclock as ec
-from eigenclock.audit.outside import outside
-from eigenclock.audit.recover import recover, verified
-from eigenclock.audit.recover_dense import logarithm
-from eigenclock.audit.recover_lags import lags_of
-from eigenclock.audit.recover_modes import climb
+from eigenclock.audit.recovery.dense import logarithm
+from eigenclock.audit.recovery.lags import lags_of
+from eigenclock.audit.recovery.modes import climb
+from eigenclock.audit.recovery.outside import outside
+from eigenclock.audit.recovery.recover import recover, verified
 from eigenclock.audit.subjects import read
 from eigenclock.audit.subjects.options import Options
 from eigenclock.encodings import ENCODINGS

@@ -84,7 +84,10 @@ def test_a_rule_sees_each_layer_type_and_its_findings_name_it(monkeypatch):
     assert judge(Probe("outer", "config", 8)).skipped == {"see": "never"}
 
 
-@pytest.mark.parametrize("bad", [{"length": 1}, {"length": 2.5}, {"head_dim": 0}, {"heads": -1}, {"head_dim": 1.5}, {"dtype": torch.int64}, {"dtype": "bf61"}])
+SETTINGS = [{"length": 1}, {"length": 2.5}, {"head_dim": 0}, {"heads": -1}, {"head_dim": 1.5}, {"dtype": torch.int64}, {"dtype": "bf61"}]
+
+
+@pytest.mark.parametrize("bad", SETTINGS)
 def test_bad_settings_are_refused_in_one_line(bad):
     with pytest.raises(ec.EigenclockError) as refused:
         ec.audit(ec.rope(8), **bad)

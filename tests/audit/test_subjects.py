@@ -197,11 +197,22 @@ def test_sizes_that_a_config_leaves_out_are_no_fault():
     assert report.ok and report.form == "32R"
 
 
-@pytest.mark.parametrize("subject", [3, None, object(), lambda: 0, lambda a, b, c, d, e: 0, torch.zeros(2), nn.Linear(2, 2), "x.gguf"])
+UNREADABLE = [3, None, object(), lambda: 0, lambda a, b, c, d, e: 0, torch.zeros(2), nn.Linear(2, 2), {"foo": 1}]
+
+
+@pytest.mark.parametrize("subject", [*UNREADABLE, "x.gguf", "", " ", "model.bin"])
 def test_what_cannot_be_read_gives_one_clear_error(subject):
     with pytest.raises(ec.EigenclockError) as refused:
         ec.audit(subject)
     assert "\n" not in str(refused.value) and "expected" in str(refused.value)
+
+
+@pytest.mark.parametrize("sizes", [{"head_dim": 32}, {"heads": 2}])
+def test_sizes_that_contradict_a_config_are_refused(sizes):
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4}
+    with pytest.raises(ec.ConfigError, match=f"got {next(iter(sizes))}={next(iter(sizes.values()))} .* leave it out"):
+        ec.audit(config, length=LENGTH, **sizes)
+    assert ec.audit(config, length=LENGTH, head_dim=16, heads=4).ok
 
 
 def test_the_list_of_kinds_is_in_the_error():
@@ -242,8 +253,10 @@ def test_a_live_model_is_read_at_its_first_attention_and_its_cache_is_run(dtype)
 
 @pytest.mark.peer("transformers")
 def test_a_live_model_whose_frequencies_were_cast_is_at_fault():
-    report = ec.audit(llama(torch.bfloat16, cast=True), length=LENGTH)
-    assert not report.ok and "table" in {f.rule for f in report.findings if f.severity == "fault"}, report
+    near, far = (ec.audit(llama(torch.bfloat16, cast=True), length=length) for length in (LENGTH, 2048))
+    scaling = next(f for f in near.findings if f.rule == "scaling")
+    assert not near.ok and scaling.severity == "fault" and "rounded to bfloat16" in scaling.message, near
+    assert [f.severity for report in (near, far) for f in report.findings if f.rule == "table"] == ["risk", "fault"]
 
 
 @pytest.mark.peer("transformers")

@@ -1,6 +1,6 @@
 """The tables of docs/auditing.md that come from the code: ``scripts/write-audit-tables`` writes them, tests compare them.
 
-What a rule can report and where its limits come from is read from the functions that its check reaches in its own file.
+What a rule can report and where its limits come from is read from the functions that its check reaches.
 """
 
 import ast
@@ -23,6 +23,10 @@ from eigenclock.present import Table
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "auditing.md"
 
 
+WITHOUT_RULE = (".rules.turning", ".rules.every_position")
+"""Files beside the rules whose functions make findings for several of them."""
+
+
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for inner in code.co_consts:
@@ -31,11 +35,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _reached(function: Any) -> list[FunctionType]:
-    """The functions of the same file that a function may call, itself among them."""
+    """The functions that a function may call, itself among them: those of its own file, and of files that hold no rule themselves."""
     found, open_ = [], [function]
     while open_:
         one = open_.pop()
-        if not isinstance(one, FunctionType) or one in found or one.__module__ != function.__module__:
+        if not isinstance(one, FunctionType) or one in found:
+            continue
+        if one.__module__ != function.__module__ and not one.__module__.endswith(WITHOUT_RULE):
             continue
         found.append(one)
         open_ += [one.__globals__.get(name) for code in _codes(one.__code__) for name in code.co_names]

@@ -9,8 +9,8 @@ import torch
 
 from eigenclock.audit.pictures import curves
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.recover import Recovery, recover
-from eigenclock.audit.recover_claim import in_words_of
+from eigenclock.audit.recovery.claim import in_words_of
+from eigenclock.audit.recovery.recover import Recovery, recover
 from eigenclock.audit.report import FAILED, SEVERITIES, Finding, Report
 from eigenclock.audit.rules import RULES
 from eigenclock.audit.rules.reach import within_reach

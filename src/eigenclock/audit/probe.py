@@ -64,6 +64,7 @@ class Probe:
         layers: layer type -> probe, for models with several; each is audited, and its findings name the layer type.
         projections: the rows of W_q (H, D, I) and W_k (G, D, I), layer by layer, of as many layers as have so many key heads.
         stands_for: the heads and key heads of the whole, of which those measured are some: all are treated alike.
+        turns: index -> whether an attention layer of a live model turns queries and keys by their position, where that could be measured.
         outside: what breaks the axioms, where the subject says so itself ("learned absolute positions, ..").
         notes: how it was read, for the report.
     Units: times in the unit of the subject's clock, float64 or int64.
@@ -99,6 +100,7 @@ class Probe:
     layers: Mapping[str, "Probe"] = field(default_factory=dict)
     projections: Projections | None = None
     stands_for: tuple[int, int] | None = None
+    turns: Mapping[int, bool] = field(default_factory=dict)
     outside: str = ""
     notes: tuple[str, ...] = ()
 

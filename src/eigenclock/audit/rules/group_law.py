@@ -138,7 +138,7 @@ def _by_lags(probe: Probe) -> list[Finding]:
 
 def _known(probe: Probe) -> bool:
     """Whether a recipe gives the scores after all: slow turns continue no further than rounding lets a few lags tell them apart."""
-    from eigenclock.audit.recover import recover  # which reads its samples from here
+    from eigenclock.audit.recovery.recover import recover  # which reads its samples from here
 
     return recover(probe).spec is not None
 

@@ -2,19 +2,21 @@
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.claims import claims, lengths_of, matched, near_misses, off, read_again, trusted, turn_of
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import SINGLE
-from eigenclock.audit.rules.tables import uninitialised
+from eigenclock.audit.rules.samples import SINGLE, name_of
+from eigenclock.audit.rules.tables import rounded_to, uninitialised
 from eigenclock.audit.rules.turning import applies as turning_applies
 from eigenclock.audit.rules.turning import turning
 from eigenclock.encodings import Encoding
 
 SOURCE = "the formulas of the schedules (PI 2306.15595, YaRN 2309.00071, LongRoPE 2402.13753, Llama 3), in float64"
+LISTS = "no_rope_layers: 1 turns, 0 does not (SmolLM3, Llama 4); no_rope_layer_interval: every n-th layer does not"
 LIMIT = 64 * SINGLE
 """Relative error of a frequency: theta^(-2i/d) in float32 errs by ln(theta) / 2 and some steps more of rounding, below 16 of them."""
 CLEAR, RADIANS = 5e-4, 0.1
@@ -39,7 +41,7 @@ def _check(probe: Probe) -> list[Finding]:
             continue
         gaps = off(table.inv_freq, turn.freq)
         pair = int((gaps > LIMIT).int().argmax())
-        why = explained(table.inv_freq, near_misses(probe, layer))
+        why = _rounded(table.inv_freq, turn.freq) or explained(table.inv_freq, near_misses(probe, layer))
         mixed = why.startswith("it is the table of")
         asks = "the config asks for" if probe.config is not None else "its own parameters ask for"
         numbers = [float(x[pair]) if pair < x.numel() else 0.0 for x in (table.inv_freq, turn.freq)]
@@ -57,6 +59,14 @@ def _check(probe: Probe) -> list[Finding]:
         severity = "advice" if not (why or trusted(probe)) else "fault" if clear else "risk"
         found.append(Finding("layer_types" if mixed else "scaling", severity, message, float(gaps.max()), LIMIT, where, advice, SOURCE))
     return found
+
+
+def _rounded(inv_freq: Tensor, claimed: Tensor) -> str:
+    """That a table is the one claimed, rounded to 16 bits, in words; empty where it is not."""
+    narrow = rounded_to(inv_freq.detach().double().cpu().flatten())
+    if narrow is None or float(off(inv_freq, claimed).max()) > torch.finfo(narrow).eps:
+        return ""
+    return f"every frequency was rounded to {name_of(narrow)}"
 
 
 def _frozen(probe: Probe, layer: str) -> list[Tensor]:
@@ -86,10 +96,16 @@ def _scaling(probe: Probe) -> list[Finding]:
     return found + [finding for finding in turning(probe, CLEAR, RADIANS) if finding.rule == "scaling"]
 
 
+def _layers_apply(probe: Probe) -> str | None:
+    if probe.turns or _unlike(probe):
+        return None
+    return _applies(probe) or (None if len(probe.tables) > 1 else "all its layers share one table")
+
+
 def _layer_types(probe: Probe) -> list[Finding]:
     found = _check(probe) if _applies(probe) is None else []
     found += turning(probe, CLEAR, RADIANS) if len(claims(probe)) > 1 else []
-    return _unlike(probe) + [finding for finding in found if finding.rule == "layer_types"]
+    return _unlike(probe) + _still(probe) + [finding for finding in found if finding.rule == "layer_types"]
 
 
 def _unlike(probe: Probe) -> list[Finding]:
@@ -106,6 +122,26 @@ def _unlike(probe: Probe) -> list[Finding]:
     return found
 
 
+def _still(probe: Probe) -> list[Finding]:
+    """Layers of a live model that turn where the config says they do not, or the other way round."""
+    said = probe.encodings.rotates if probe.encodings is not None and trusted(probe) else ()
+    odd: dict[tuple[bool, bool | None], list[int]] = {}
+    for index, turns in probe.turns.items():
+        wanted = said[index] if index < len(said) else None
+        if turns != wanted and (wanted is not None or not turns):
+            odd.setdefault((turns, wanted), []).append(index)
+    found = []
+    for (turns, wanted), indices in odd.items():
+        which = f"layer {indices[0]}" if len(indices) == 1 else f"layers {', '.join(map(str, indices))}"
+        message = f"queries and keys of {which} are {'' if turns else 'not '}turned by their position, " + (
+            "those of other layers are" if wanted is None else f"and the config says that {'they are' if wanted else 'they have none'}"
+        )
+        advice = "check how the list of layers without a position is read, and whether each layer is given cos and sin"
+        severity = "advice" if wanted is None else "fault"
+        found.append(Finding("layer_types", severity, message, None, None, {"layer": indices[0]}, advice, LISTS))
+    return found
+
+
 RULE = Rule(
     "scaling",
     "is the scaling of the config in the table the model builds, and in its scores",
@@ -115,6 +151,6 @@ RULE = Rule(
 LAYERS = Rule(
     "layer_types",
     "does each layer type have its own parameters, and each layer those of its type",
-    lambda probe: None if _unlike(probe) else _applies(probe) or (None if len(probe.tables) > 1 else "all its layers share one table"),
+    _layers_apply,
     _layer_types,
 )

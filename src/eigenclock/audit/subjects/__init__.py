@@ -36,6 +36,8 @@ def read(subject: Any, options: Options) -> Probe:
 
     Raises: ConfigError where none does, with the kinds there are.
     """
+    if isinstance(subject, str) and not subject.strip():
+        raise ConfigError(f"got an empty text; expected {KINDS}")
     for kind in SUBJECTS.values():
         probe = kind(subject, options)
         if probe is not None:

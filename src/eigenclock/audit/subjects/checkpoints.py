@@ -12,12 +12,16 @@ from eigenclock.audit.subjects.projections import of_gguf, of_safetensors
 from eigenclock.encodings.config.source import load
 from eigenclock.errors import ConfigError
 
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
 
 def read(subject: Any, options: Options) -> Probe | None:
-    """A .gguf or .safetensors file, or a folder with safetensors in it."""
+    """A .gguf or .safetensors file, or a folder with safetensors in it; pickles are never loaded."""
     if not isinstance(subject, str | Path):
         return None
     path = Path(subject)
+    if path.suffix.lower() in PICKLES and "(" not in str(subject):
+        raise ConfigError(f"got {path}, a pickle, which can run code when it is loaded; expected safetensors, GGUF or the config")
     if path.suffix in (".gguf", ".safetensors") and not path.is_file():
         raise ConfigError(f"got {path}, which is no file here; expected one: names are not downloaded")
     if path.suffix == ".gguf":

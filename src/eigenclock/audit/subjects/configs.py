@@ -16,7 +16,7 @@ from eigenclock.audit.subjects.modules import beside, table_of, transformers_rot
 from eigenclock.audit.subjects.options import Options
 from eigenclock.audit.subjects.tables import on_table
 from eigenclock.encodings import ENCODINGS, Encoding
-from eigenclock.encodings.config import Encodings
+from eigenclock.encodings.config import Encodings, families
 from eigenclock.encodings.config import encodings as read_encodings
 from eigenclock.encodings.config.families import OUTSIDE
 from eigenclock.encodings.config.source import load
@@ -26,6 +26,9 @@ HEAD_DIM = 64
 ROTARY = ("RotaryEmbedding", "RotaryPositionalEmbeddings", "RotaryPositionalEmbedding")
 OWN = "transformers.models."
 """Where classes of transformers itself are: the code of others, which came with a config, is not run."""
+MODEL_KEYS = frozenset(
+    ("model_type", "architectures", *families.HEADS, *families.HIDDEN, *families.HEAD_DIM, *families.LAYERS, *families.LONGEST)
+) | frozenset(families.ROTARY_TOP)
 EVEN = "even width"
 """A width that is odd stays odd whatever is guessed for the sizes that a config leaves out."""
 
@@ -52,7 +55,18 @@ def read(subject: Any, options: Options) -> Probe | None:
         return None
     if config.get("op") in ("+", "*") or config.get("name") in ENCODINGS:
         return None  # the spec of an encoding
+    if not _of_a_model(config):
+        keys = ", ".join(map(str, list(config)[:5])) or "nothing in it"
+        raise ConfigError(
+            f"got {name} with {keys}, which says nothing of a model; expected its config, with model_type, rope_theta, head_dim or the like"
+        )
     return probe_of_config(config, options, name, "config", None if isinstance(subject, str | Path | Mapping) else subject)
+
+
+def _of_a_model(config: Mapping[str, Any]) -> bool:
+    """Whether a key of a config, or of a config within it, says anything of a model."""
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    return any(key in part for part in parts for key in MODEL_KEYS)
 
 
 def _of_rotary(module: nn.Module, options: Options) -> Probe | None:
@@ -78,6 +92,9 @@ def probe_of_config(
     encs, refused, outside = _understood(config, options, made)
     if encs is not None:
         notes += [*encs.notes, *encs.warnings]
+    longest = next((n for key in families.LONGEST if isinstance(n := config.get(key), int) and n > options.length), None)
+    if longest is not None:
+        notes.append(f"judged for {options.length} positions, its config is for {longest}: give length={longest} to judge for all of them")
     if outside:
         notes.append(f"read as a model with {outside}")
     if refused and not outside:
@@ -210,6 +227,7 @@ def _understood(config: Mapping[str, Any], options: Options, made: Any) -> tuple
     sizes = {"head_dim": options.head_dim, "heads": options.heads}
     width, heads = _sizes(made)
     guesses = {"head_dim": options.head_dim or width or HEAD_DIM, "heads": options.heads or heads or 1}
+    _refuse_other_sizes(config, options)
     refused = ""
     for names in ((), ("head_dim",), ("heads",), ("head_dim", "heads")):
         try:
@@ -221,6 +239,24 @@ def _understood(config: Mapping[str, Any], options: Options, made: Any) -> tuple
             if EVEN in refused or not any(word in refused for word in ("head_dim", "hidden_size", "num_attention_heads")):
                 break
     return None, refused, _absolute(config)
+
+
+def _refuse_other_sizes(config: Mapping[str, Any], options: Options) -> None:
+    """Sizes are for configs that name none.
+
+    Raises: ConfigError where the options contradict the config.
+    """
+    try:
+        own = list(read_encodings(config).values())
+    except EigenclockError:
+        return
+    for name, asked in (("head_dim", options.head_dim), ("heads", options.heads)):
+        has = sorted({getattr(enc, name) for enc in own})
+        if asked is not None and has and asked not in has:
+            raise ConfigError(
+                f"got {name}={asked} for a config that says {' and '.join(map(str, has))}; expected its own size: leave it out, or correct "
+                "the config"
+            )
 
 
 def _absolute(config: Mapping[str, Any]) -> str:

@@ -18,10 +18,13 @@ class Layer:
         module: the attention module.
         sizes: its heads and widths.
         place: where vectors are put in.
+
+    ``turns`` says whether its action depends on the position, once that is measured.
     """
 
     def __init__(self, live: Live, module: Any, sizes: Sizes, place: Place):
         self.live, self.module, self.sizes, self.place = live, module, sizes, place
+        self.turns = False
         self.before = _before(live.decoder, module)
 
     def _run(self, vectors: tuple[Tensor, Tensor, Tensor], attend: bool = True, **given: Any) -> Seen:
@@ -130,7 +133,7 @@ def _before(decoder: nn.Module, module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def layers(live: Live) -> list[Layer]:
-    """Each attention layer that turns its queries by their position, with the place where vectors go in; empty where none can be read."""
+    """Each attention layer with the place where vectors go in, those that do not turn among them; empty where none can be read."""
     try:
         seen = live.run((1, 3))
     except Exception:
@@ -140,14 +143,14 @@ def layers(live: Live) -> list[Layer]:
         sizes = Sizes(one.query.shape[1], one.key.shape[1], one.query.shape[-1], one.value.shape[-1])
         for place in places(one.module, sizes):
             layer = Layer(live, one.module, sizes, place)
-            if _moves(layer):
+            if _arrives(layer):
                 found.append(layer)
                 break
     return found
 
 
-def _moves(layer: Layer) -> bool:
-    """Whether the vectors put in arrive, and turn with their positions."""
+def _arrives(layer: Layer) -> bool:
+    """Whether the vectors put in arrive where attention is called; notes whether they turn with their positions."""
     n, sizes = layer.sizes.heads + 2, layer.sizes
     random = torch.Generator().manual_seed(0)
     q, k = (torch.randn(h, n, sizes.width, generator=random) for h in (sizes.heads, sizes.kv_heads))
@@ -160,11 +163,12 @@ def _moves(layer: Layer) -> bool:
         if not layer.before:
             return False
         layer.before = ()  # layers that hand on more than one tensor cannot be left out
-        return _moves(layer)
+        return _arrives(layer)
     if near[0].shape != q.shape or near[1].shape != k.shape:
         return False
     rest = torch.arange(n) != 1
     for a, b in zip(far, other, strict=True):  # heads and tokens are where they should be: one token changed, and no other with it
         if not torch.equal(a[:, rest], b[:, rest]) or torch.allclose(a[0, 1], b[0, 1]):
             return False
-    return layer.place.arrives(q, near[0]) and layer.place.arrives(k, near[1]) and not torch.allclose(near[0], far[0], rtol=1e-3, atol=1e-3)
+    layer.turns = not torch.allclose(near[0], far[0], rtol=1e-3, atol=1e-3)
+    return layer.place.arrives(q, near[0]) and layer.place.arrives(k, near[1])

@@ -33,9 +33,11 @@ def read(subject: Any, options: Options) -> Probe | None:
     rotary = next((own for _, _, own in live.rotaries), None)
     probe = probe_of_config(model.config.to_dict(), options, type(model).__name__, "model", model.config, rotary)
     probe = replace(probe, module=model)
-    found = layers(live) if rotary is not None else []
+    every = layers(live) if rotary is not None else []
+    found = [layer for layer in every if layer.turns]
     if found:
-        return replace(_read_layers(live, probe, found, options), projections=lambda units: of_model(found, units))
+        turns = {index: layer.turns for layer in every if isinstance(index := getattr(layer.module, "layer_idx", None), int)}
+        return replace(_read_layers(live, probe, found, options), projections=lambda units: of_model(found, units), turns=turns)
     bias = bias_of(model, options)
     if bias is not None:
         return replace(bias, name=probe.name, encodings=probe.encodings, config=probe.config, refused=probe.refused, module=model)

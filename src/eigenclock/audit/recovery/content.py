@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.audit.recover_dense import dense
-from eigenclock.audit.recover_lags import Lags, Stretch
-from eigenclock.audit.recover_match import content_of
-from eigenclock.audit.recover_modes import Modes, climb
+from eigenclock.audit.recovery.dense import dense
+from eigenclock.audit.recovery.lags import Lags, Stretch
+from eigenclock.audit.recovery.match import content_of
+from eigenclock.audit.recovery.modes import Modes, climb
 from eigenclock.audit.report import Block, Measured
 from eigenclock.encodings import Encoding, decay, hyperbolic, jordan_rope, nope, rope
 from eigenclock.encodings.damped_rope import damped_rope

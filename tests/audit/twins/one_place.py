@@ -5,27 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from audit.twins import (
-    LENGTH,
-    LLAMA,
-    PUBLISHED,
-    D,
-    H,
-    Side,
-    Twin,
-    anchored,
-    base,
-    biased,
-    by_maps,
-    decayed,
-    referenced,
-    rotary_table,
-    rotate,
-    sound_rotary,
-    turner,
-    whole_positions,
-    with_cache,
-)
+from audit.twins.attending import PUBLISHED, anchored, biased, with_cache
+from audit.twins.configs import LLAMA, rotary_table
+from audit.twins.kinds import LENGTH, D, H, Side, Twin
+from audit.twins.maps import base, by_maps, decayed, referenced, rotate, sound_rotary, turner, whole_positions
 from eigenclock.audit.probe import Probe
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from eigenclock.audit.recover_lags import Lags
+from eigenclock.audit.recovery.lags import Lags
 from eigenclock.encodings import Encoding, pope
 
 CLEAR = 0.2  # cosines below it say too little of their angle

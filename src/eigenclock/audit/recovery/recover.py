@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention import scores
-from eigenclock.audit.outside import Broken, outside
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.recover_bias import bias_of
-from eigenclock.audit.recover_content import stretches
-from eigenclock.audit.recover_frame import unscaled, within_window, without_constants
-from eigenclock.audit.recover_lags import Lags, Stretch, components, lags_of
-from eigenclock.audit.recover_match import known, partial, short
-from eigenclock.audit.recover_polar import polar
+from eigenclock.audit.recovery.bias import bias_of
+from eigenclock.audit.recovery.content import stretches
+from eigenclock.audit.recovery.frame import unscaled, within_window, without_constants
+from eigenclock.audit.recovery.lags import Lags, Stretch, components, lags_of
+from eigenclock.audit.recovery.match import known, partial, short
+from eigenclock.audit.recovery.outside import Broken, outside
+from eigenclock.audit.recovery.polar import polar
 from eigenclock.audit.report import Block
 from eigenclock.audit.rules.samples import best, name_of
 from eigenclock.audit.rules.shift_invariance import keeps_rows

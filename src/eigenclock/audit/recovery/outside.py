@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eigenclock.audit.recover_lags import Lags
+from eigenclock.audit.recovery.lags import Lags
 from eigenclock.theory.axioms import Sampling, measure_kernel
 
 BENT = 1e-6

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eigenclock.audit.recover_lags import Lags
-from eigenclock.audit.recover_match import affine_of
+from eigenclock.audit.recovery.lags import Lags
+from eigenclock.audit.recovery.match import affine_of
 from eigenclock.audit.report import Block, Measured
 from eigenclock.encodings import Encoding, alibi, gaussian_bias, sandwich, transformer_xl
 from eigenclock.schedules import geometric

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention import scores
-from eigenclock.audit.recover_lags import Affine, Lags, Stretch
+from eigenclock.audit.recovery.lags import Affine, Lags, Stretch
 from eigenclock.encodings import Encoding, encoding
 from eigenclock.encodings.spec import to_text
 from eigenclock.errors import EigenclockError
@@ -17,7 +17,7 @@ USUAL = (1e4, 1e5, 5e5, 1e6, 1e7)
 
 
 def affine_of(enc: Encoding, lag: float) -> Affine:
-    """The scores of an encoding at one lag, as :func:`eigenclock.audit.recover_lags.affine` measures them."""
+    """The scores of an encoding at one lag, as :func:`eigenclock.audit.recovery.lags.affine` measures them."""
     d, g = enc.head_dim, enc.kv_heads or enc.heads
     basis = torch.cat([torch.zeros(1, d, dtype=torch.float64), torch.eye(d, dtype=torch.float64)])
     q, k = basis.expand(1, enc.heads, -1, -1), basis.expand(1, g, -1, -1)

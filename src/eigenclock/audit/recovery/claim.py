@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from eigenclock.audit.heads import resized
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.recover import Recovery, gives_back, limit_of, verified
-from eigenclock.audit.recover_lags import lags_of
-from eigenclock.audit.recover_match import short
+from eigenclock.audit.recovery.lags import lags_of
+from eigenclock.audit.recovery.match import short
+from eigenclock.audit.recovery.recover import Recovery, gives_back, limit_of, verified
 from eigenclock.encodings import Encoding, encoding
 
 

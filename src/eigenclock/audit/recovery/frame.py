@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.audit.probe import Probe, Scores
-from eigenclock.audit.recover_lags import Lags
+from eigenclock.audit.recovery.lags import Lags
 from eigenclock.audit.rules.samples import hidden_from
 
 Change = Callable[[Scores], Scores]

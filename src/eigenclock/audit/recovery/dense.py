@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.audit.recover_lags import Lags, Stretch
+from eigenclock.audit.recovery.lags import Lags, Stretch
 from eigenclock.audit.report import Block, Measured
 from eigenclock.encodings import Encoding, grape_m
 from eigenclock.theory import classify
