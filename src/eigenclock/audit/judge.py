@@ -9,7 +9,7 @@ import torch
 
 from eigenclock.audit.pictures import curves
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.recovery.claim import in_words_of
+from eigenclock.audit.recovery.claim import in_words_of, unmeasured
 from eigenclock.audit.recovery.recover import Recovery, recover
 from eigenclock.audit.report import FAILED, SEVERITIES, Finding, Report
 from eigenclock.audit.rules import RULES
@@ -127,7 +127,7 @@ def _claimed(probe: Probe, layer: str) -> Encoding | None:
 
 def _recovered(probe: Probe, claimed: Encoding | None, skipped: dict[str, str]) -> Recovery:
     try:
-        return in_words_of(claimed, probe, recover(probe))
+        return unmeasured(claimed, probe) or in_words_of(claimed, probe, recover(probe))
     except Exception as error:
         skipped["recovery"] = _failed(error)
         return Recovery()

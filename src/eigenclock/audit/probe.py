@@ -113,6 +113,15 @@ class Probe:
         """
         return torch.finfo(self.dtype).eps
 
+    @property
+    def as_read(self) -> bool:
+        """Whether what is measured is the encoding that its config was read as, since the model's own code is not here.
+
+        >>> Probe("mine", "config", head_dim=8).as_read
+        False
+        """
+        return self.kind in ("config", "checkpoint") and self.scores is not None and self.action is None and not self.tables
+
     def content(self, tokens: int, keys: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Random queries (H, tokens, D) and keys (G, keys, D) of a seed, in the subject's dtype."""
         random = torch.Generator().manual_seed(seed)

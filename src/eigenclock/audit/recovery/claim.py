@@ -9,6 +9,8 @@ from eigenclock.audit.recovery.match import short
 from eigenclock.audit.recovery.recover import Recovery, gives_back, limit_of, verified
 from eigenclock.encodings import Encoding, encoding
 
+WIDE = 128
+
 
 def in_words_of(claimed: Encoding | None, probe: Probe, found: Recovery) -> Recovery:
     """The recovery with the spec that the config says, where it gives the scores that were measured.
@@ -27,6 +29,14 @@ def in_words_of(claimed: Encoding | None, probe: Probe, found: Recovery) -> Reco
             notes = tuple(_again(note, gap) for note in notes)
     whole = None if probe.stands_for is None else resized(enc, *probe.stands_for)
     return replace(found, spec=str(whole or enc), nearest=nearest, notes=notes)
+
+
+def unmeasured(claimed: Encoding | None, probe: Probe) -> Recovery | None:
+    """What a config says, where wide heads would be measured on nothing but that: the scores of all their channels take minutes."""
+    if claimed is None or not probe.as_read or probe.head_dim <= WIDE:
+        return None
+    said = f"the form is that of what the config asks for: on heads of more than {WIDE} channels it is not measured again"
+    return Recovery(str(claimed.form), str(claimed), nearest=f"{short(claimed)}, as its config says", notes=(said,))
 
 
 def _again(note: str, gap: float) -> str:

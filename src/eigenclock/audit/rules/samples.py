@@ -49,8 +49,8 @@ def rounding(probe: Probe, times: float, exact: bool = False) -> float:
 
 
 def most_of(probe: Probe, most: int) -> int:
-    """How many positions are tried one by one: fewer of an encoding of ours, which has a formula for each time and no table."""
-    return most if probe.encoding is None else min(most, 512)
+    """How many positions are tried one by one: fewer of what is measured as an encoding of ours, which has a formula and no table."""
+    return min(most, 512) if probe.encoding is not None or probe.as_read else most
 
 
 def lags_of(probe: Probe, most: float | None = None) -> list[float]:

@@ -35,24 +35,24 @@ def _check(probe: Probe) -> list[Finding]:
         turn = turn_of(enc)
         if turn is None or uninitialised(table.inv_freq):
             continue
-        options = [turn.freq, *_frozen(probe, layer)]
-        value = min(float(off(table.inv_freq, freq).max()) for freq in options)
+        claimed = min((turn.freq, *_frozen(probe, layer)), key=lambda freq: float(off(table.inv_freq, freq).max()))
+        gaps = off(table.inv_freq, claimed)
+        value = float(gaps.max())
         if value <= LIMIT:
             continue
-        gaps = off(table.inv_freq, turn.freq)
         pair = int((gaps > LIMIT).int().argmax())
-        why = _rounded(table.inv_freq, turn.freq) or explained(table.inv_freq, near_misses(probe, layer))
+        why = _rounded(table.inv_freq, claimed) or explained(table.inv_freq, near_misses(probe, layer))
         mixed = why.startswith("it is the table of")
         asks = "the config asks for" if probe.config is not None else "its own parameters ask for"
-        numbers = [float(x[pair]) if pair < x.numel() else 0.0 for x in (table.inv_freq, turn.freq)]
+        numbers = [float(x[pair]) if pair < x.numel() else 0.0 for x in (table.inv_freq, claimed)]
         message = f"pair {pair} turns by {numbers[0]:.6g} per position, {asks} {abs(numbers[1]):.6g}" + (f": {why}" if why else "")
         if not why and not trusted(probe):
             message += ", as far as such configs are understood here"
         where = {"pair": pair, "pairs off": int((gaps > LIMIT).sum())} | ({"layer": layer} if layer else {})
         advice = "give each layer type the parameters of its own" if mixed else "check which dict the code reads the rotary keys from"
         late = (
-            float((table.inv_freq.detach().double().cpu().abs() - turn.freq.abs()).abs().max())
-            if table.inv_freq.shape == turn.freq.shape
+            float((table.inv_freq.detach().double().cpu().abs() - claimed.abs()).abs().max())
+            if table.inv_freq.shape == claimed.shape
             else 1e9
         )
         clear = value > CLEAR or late * (probe.length - 1) > RADIANS

@@ -27,7 +27,8 @@ def _check(probe: Probe) -> list[Finding]:
     text = f"t = {where['t']:g}, s = {where['s']:g}: score {numbers[0]:.6g}; both moved by {where['shift']:g}: {numbers[1]:.6g}"
     if said(probe, "translation invariance"):
         return [Finding("shift_invariance", "advice", f"absolute positions, as it says: {text}", value, limit, where, "", SOURCE)]
-    if remembered(probe) is None and keeps_rows(probe.scores, probe) and constant_in_rows(probe.scores, probe, where, max(sizes.values())):
+    rows = all(keeps_rows(fn, probe) for fn in (probe.scores, best(probe)))  # in 16 bits much is kept that changes in float64
+    if remembered(probe) is None and rows and constant_in_rows(probe.scores, probe, where, max(sizes.values())):
         message = f"scores move by a constant for each query, which softmax does not see: {text}"
         advice = "nothing under softmax; do not use it where scores multiply values (linear attention)"
         return [Finding("shift_invariance", "advice", message, value, limit, where, advice, SOURCE)]

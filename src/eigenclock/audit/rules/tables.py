@@ -25,7 +25,8 @@ CERTAIN = 128
 def _applies(probe: Probe) -> str | None:
     if probe.tables:
         return None
-    return needs_scores(probe) or ("its numbers are its own options" if probe.encoding is not None else None)
+    own = probe.encoding is not None or probe.as_read
+    return needs_scores(probe) or ("its numbers are its own options" if own else None)
 
 
 def _check(probe: Probe) -> list[Finding]:
