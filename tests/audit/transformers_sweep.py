@@ -175,6 +175,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         ),
         "\n## Faults and risks, with their evidence\n",
         *(_evidence(worse) or ["None."]),
+        "\n## Modules of transformers that take no positions as their config stands\n",
+        *(_silent(judged) or ["None."]),
         "\n## Every config\n\n| found | measured on | findings | configs |\n|---|---|---|---|",
     ]
     ordered = sorted(groups.items(), key=lambda group: (group[0][0].startswith("not read"), -len(group[1]), group[0]))
@@ -198,6 +200,16 @@ def _evidence(worse: list[tuple[str, dict[str, Any]]]) -> list[str]:
         return []
     rows = [f"| `{f['rule']}` | {f['severity']} | {name} | {_cell(f['message'])} |" for name, f in worse]
     return ["| rule | severity | config | what was measured |\n|---|---|---|---|", *rows]
+
+
+def _silent(rows: list[dict[str, Any]]) -> list[str]:
+    """The rotary modules that cannot be built from their default config, or be called on positions, and what they say."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row["notes"]:
+            if " cannot be built from the config: " in note or "(x, position_ids) fails: " in note:
+                said.setdefault(_cell(_short(note)), []).append(row["name"])
+    return [f"- {', '.join(names)}: {note}" for note, names in sorted(said.items())]
 
 
 def _cell(text: str) -> str:

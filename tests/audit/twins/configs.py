@@ -49,8 +49,8 @@ def read(config: dict[str, Any]) -> Any:
 def of_config(config: dict[str, Any], tables: dict[str, RotaryTable] | None = None, length: int = LENGTH, **more: Any) -> Probe:
     """A config with the tables its model builds: those it asks for, or others."""
     asked = read(config)
-    own = {name: table(enc) for name, enc in asked.items()}
-    return Probe("twin", "config", D, H, H, length, torch.float32, tables=tables or own, encodings=asked, config=config, **more)
+    tables = tables or {name: table(enc) for name, enc in asked.items()}
+    return Probe("twin", "config", D, H, H, length, torch.float32, tables=tables, encodings=asked, config=config, **more)
 
 
 def table(enc: ec.Encoding, amplitude: float = 1.0) -> RotaryTable:
