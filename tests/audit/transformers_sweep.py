@@ -175,7 +175,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         ),
         "\n## Faults and risks, with their evidence\n",
         *(_evidence(worse) or ["None."]),
-        "\n## Modules of transformers that take no positions as their config stands\n",
+        "\n## Rotary modules that could not be measured, and what they said\n",
         *(_silent(judged) or ["None."]),
         "\n## Every config\n\n| found | measured on | findings | configs |\n|---|---|---|---|",
     ]
