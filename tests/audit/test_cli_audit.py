@@ -5,7 +5,6 @@ import json
 import pytest
 
 import eigenclock as ec
-from eigenclock.cli import main
 
 CODE = """
 import torch
@@ -26,16 +25,6 @@ encoding = ec.rope(8)
 class Made:
     pass
 """
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*words):
-        status = main(["audit", *map(str, words)])
-        heard = capsys.readouterr()
-        return status, heard.out, heard.err
-
-    return call
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from test_readme import ROOT, read
 import eigenclock as ec
 from eigenclock.audit import SEVERITIES, SUBJECTS, Block, Finding, Measured, Report
 from eigenclock.audit.report import UNITS, page
-from eigenclock.cli import main
 
 SCHEMA = json.loads(read("docs/audit_report.schema.json"))
 REPORT = SCHEMA["$defs"]["report"]
@@ -72,16 +71,6 @@ SUBJECTS_HERE: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "callable": (turn, "callable", {}),
     "faulty": (growing, "callable", {"dtype": "float16"}),
 }  # fmt: skip
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*words):
-        status = main(["audit", *map(str, words)])
-        heard = capsys.readouterr()
-        return status, heard.out, heard.err
-
-    return call
 
 
 # --- the schema --------------------------------------------------------------------------------------------------------------------
