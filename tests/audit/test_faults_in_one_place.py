@@ -11,7 +11,7 @@ import eigenclock as ec
 from audit.families import tiny
 from audit.twins import base, decayed, rotate, turner
 from eigenclock.audit import Finding, Report
-from eigenclock.audit.rules.samples import coarse, many
+from eigenclock.audit.measure.samples import coarse, many
 from eigenclock.audit.subjects import read
 from eigenclock.audit.subjects.options import Options
 

@@ -9,10 +9,9 @@ import eigenclock as ec
 from audit import twins
 from audit.twins import LLAMA, base, of_config, rotary_table
 from eigenclock.audit.judge import judge
+from eigenclock.audit.measure.frequencies import base_of, rounded_to, uninitialised
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.rules.reach import within_reach
-from eigenclock.audit.rules.tables import rounded_to, uninitialised
-from eigenclock.audit.rules.wavelengths import base_of
 
 
 def severities(probe: Probe, rule: str) -> list[str]:

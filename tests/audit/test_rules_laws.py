@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 import eigenclock as ec
 from audit import twins
 from audit.twins import base, by_maps, rotate, turner
+from eigenclock.audit.measure.causes import causes_of
+from eigenclock.audit.measure.pairs import read_pairs
+from eigenclock.audit.measure.samples import best
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.rules import RULES
-from eigenclock.audit.rules.causes import causes_of
-from eigenclock.audit.rules.pairs import read_pairs
-from eigenclock.audit.rules.samples import best
 from eigenclock.audit.subjects import read
 from eigenclock.audit.subjects.options import Options
 from eigenclock.encodings import ENCODINGS

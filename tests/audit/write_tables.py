@@ -23,8 +23,8 @@ from eigenclock.present import Table
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "auditing.md"
 
 
-WITHOUT_RULE = (".rules.turning", ".rules.every_position")
-"""Files beside the rules whose functions make findings for several of them."""
+MEASURE = "eigenclock.audit.measure."
+"""What several rules measure with; some of it makes their findings."""
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -35,13 +35,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _reached(function: Any) -> list[FunctionType]:
-    """The functions that a function may call, itself among them: those of its own file, and of files that hold no rule themselves."""
+    """The functions that a function may call, itself among them: those of its own file, and of what rules share."""
     found, open_ = [], [function]
     while open_:
         one = open_.pop()
         if not isinstance(one, FunctionType) or one in found:
             continue
-        if one.__module__ != function.__module__ and not one.__module__.endswith(WITHOUT_RULE):
+        if one.__module__ != function.__module__ and not one.__module__.startswith(MEASURE):
             continue
         found.append(one)
         open_ += [one.__globals__.get(name) for code in _codes(one.__code__) for name in code.co_names]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.samples import hidden_from
 from eigenclock.audit.probe import Probe, Scores
 from eigenclock.audit.recovery.lags import Lags
-from eigenclock.audit.rules.samples import hidden_from
 
 Change = Callable[[Scores], Scores]
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention import scores
+from eigenclock.audit.measure.samples import best, name_of
+from eigenclock.audit.measure.shifts import keeps_rows
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.recovery.bias import bias_of
 from eigenclock.audit.recovery.content import stretches
@@ -15,8 +17,6 @@ from eigenclock.audit.recovery.match import known, partial, short
 from eigenclock.audit.recovery.outside import Broken, outside
 from eigenclock.audit.recovery.polar import polar
 from eigenclock.audit.report import Block
-from eigenclock.audit.rules.samples import best, name_of
-from eigenclock.audit.rules.shift_invariance import keeps_rows
 from eigenclock.encodings import Encoding, two_sided
 from eigenclock.errors import EigenclockError
 

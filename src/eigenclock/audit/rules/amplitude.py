@@ -2,12 +2,12 @@
 
 import math
 
+from eigenclock.audit.measure.claims import amplitude_of, claims, matched, trusted, turn_of
+from eigenclock.audit.measure.pairs import read_pairs
+from eigenclock.audit.measure.samples import best, rounding, unlike_heads
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.claims import amplitude_of, claims, matched, trusted, turn_of
-from eigenclock.audit.rules.pairs import read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, rounding, unlike_heads
 
 SOURCE = "YaRN 2309.00071 section 3.4, LongRoPE 2402.13753: the factor is on cos and sin"
 

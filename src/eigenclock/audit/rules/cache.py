@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.samples import rounding
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.claims import claims, turn_of
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import rounding
 from eigenclock.errors import EigenclockError
 
 SOURCE = "a cached key is right if its action is a fixed group of its own time: one L, one clock, known when it arrived"
@@ -68,33 +67,4 @@ def _at_start(probe: Probe, q: Tensor, k: Tensor, v: Tensor, want: Tensor, limit
     return bool(((alone - want[:, :half]).abs() > limit).any()) if alone.shape == want[:, :half].shape else False
 
 
-def _frozen_applies(probe: Probe) -> str | None:
-    return None if probe.config is not None and claims(probe) else "it has no config that could name such a schedule"
-
-
-def _by_length(probe: Probe) -> list[Finding]:
-    """A schedule whose frequencies follow the length of the sequence: keys turned at one length do not match queries of another."""
-    found = []
-    for layer, enc in claims(probe).items():
-        schedule = next((v for v in getattr(enc, "options", {}).values() if getattr(v, "length_dependent", False)), None)
-        turn = turn_of(enc)
-        if schedule is None or turn is None:
-            continue
-        original, n = float(schedule.original_length), turn.freq.shape[-1]
-        short, long = (schedule.at(length)(n).values for length in (original, 2 * max(original, probe.length)))
-        if torch.equal(short, long):
-            continue
-        inside = probe.length > original
-        message = (
-            f"{type(schedule).__name__} chooses its frequencies by the length of the sequence: keys cached before {original:g} do not "
-            "match queries after it"
-        )
-        advice = "freeze the frequencies at the final length, or cache keys that are not turned; moving stored keys is wrong too"
-        where = {"position": original} | ({"layer": layer} if layer else {})
-        severity = "fault" if inside else "risk"
-        found.append(Finding("cache_length", severity, message, float(probe.length), original, where, advice, SOURCE))
-    return found
-
-
 RULE = Rule("cache", "does decoding in pieces give what one pass gives", _applies, _check)
-BY_LENGTH = Rule("cache_length", "do its frequencies follow the length of the sequence", _frozen_applies, _by_length)

@@ -2,10 +2,10 @@
 
 import torch
 
+from eigenclock.audit.measure.samples import best, hidden_from, many, needs_scores, rounding, said
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, hidden_from, many, needs_scores, rounding, said
 from eigenclock.theory.axioms.residuals import jump_of
 from eigenclock.theory.axioms.sampling import Sampling
 

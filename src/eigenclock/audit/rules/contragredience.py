@@ -2,14 +2,14 @@
 
 import torch
 
+from eigenclock.audit.measure.causes import grid_of
+from eigenclock.audit.measure.matrices import action_matrices
+from eigenclock.audit.measure.pairs import read_pairs
+from eigenclock.audit.measure.samples import best, coarse, many, needs_scores, rounding, said, times_of
+from eigenclock.audit.measure.shifts import keeps_rows
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.causes import grid_of
-from eigenclock.audit.rules.group_law import action_matrices
-from eigenclock.audit.rules.pairs import read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, coarse, many, needs_scores, rounding, said, times_of
-from eigenclock.audit.rules.shift_invariance import keeps_rows
 
 SOURCE = "section 1 of the derivation: queries take exp(tL)^T, keys exp(-sL)"
 

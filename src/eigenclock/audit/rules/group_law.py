@@ -5,17 +5,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.matrices import action_matrices
+from eigenclock.audit.measure.samples import basis_scores, best, needs_scores, rounding, said, sampling
+from eigenclock.audit.measure.shifts import exact_law
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.linearity import RULE as LINEARITY
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import basis_scores, best, needs_scores, rounding, said, sampling, times_of
-from eigenclock.audit.rules.shift_invariance import exact_law
 from eigenclock.theory.axioms.group_law import law_of
 from eigenclock.theory.axioms.sampling import Residual
 
 SOURCE = "axiom 3 of the derivation: A(s) A(t) = A(s + t)"
-
 WIDE = 33
 """Singular A(0) of this width and above are not measured: blocks of many lags take longer than the rest of the audit together."""
 
@@ -73,27 +73,6 @@ def _by_action(probe: Probe) -> list[Finding] | None:
     message = f"{side}: moving by {t:g} and then by {s:g} is not moving by {s + t:g}; the two differ by {gap:.6g} of their size"
     advice = "moving stored keys by a difference of times is wrong here; look for rounded positions or two layouts mixed in one table"
     return [Finding("group_law", severity, message, gap, limit, {"s": s, "t": t, "side": side, "frobenius": entries}, advice, SOURCE)]
-
-
-def action_matrices(probe: Probe, times: list[float]) -> tuple[Tensor, Tensor] | None:
-    """The matrices (T, D, E) of both sides of the action, rows the images of basis vectors of head 0; None where it is not linear."""
-    assert probe.action is not None
-    d = probe.head_dim
-    rows = torch.cat(
-        [torch.zeros(1, d, dtype=torch.float64), torch.eye(d, dtype=torch.float64), torch.full((1, d), 0.5, dtype=torch.float64)]
-    )
-    tokens = rows.repeat(len(times), 1).to(probe.dtype)
-    at = times_of(torch.tensor(times, dtype=torch.float64).repeat_interleave(d + 2))
-    moved = probe.action(tokens.expand(probe.heads, -1, -1), tokens.expand(probe.kv_heads, -1, -1), at)
-    out = []
-    for x in moved:
-        images = x.double()[0].unflatten(0, (-1, d + 2))
-        matrix = images[:, 1:-1] - images[:, :1]
-        gap = (images[:, -1] - images[:, 0] - 0.5 * matrix.sum(1)).abs().max()
-        if not float(gap) <= 4 * d * probe.unit_roundoff * max(1.0, float(images.abs().max())):
-            return None
-        out.append(matrix)
-    return out[0], out[1]
 
 
 def _by_lags(probe: Probe) -> list[Finding]:

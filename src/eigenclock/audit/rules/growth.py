@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.causes import powers_of
+from eigenclock.audit.measure.samples import coarse, floor_of, many, name_of, needs_scores, said
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.causes import powers_of
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import coarse, floor_of, many, name_of, needs_scores, said
 from eigenclock.errors import EigenclockError
 
 SOURCE = "exp overflows at 88.7 in float32 and bfloat16, 11.1 in float16; only differences of times may be exponents"

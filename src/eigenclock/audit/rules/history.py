@@ -2,10 +2,10 @@
 
 import torch
 
+from eigenclock.audit.measure.samples import many, needs_scores, rounding
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import many, needs_scores, rounding
 
 SOURCE = "equal lengths give bit-equal scores, whatever lengths came before"
 RUN = 6

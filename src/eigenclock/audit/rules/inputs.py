@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.samples import rounding
 from eigenclock.audit.probe import Action, Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import rounding
 
 SOURCE = "queries and keys of a layer are views of one projection, and are used again (for the cache, for the backward pass)"
 TOKENS = 5

@@ -2,11 +2,11 @@
 
 import torch
 
+from eigenclock.audit.measure.samples import best, coarse, lags_of, many, needs_scores, rounding, said, shifted, size_at
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.history import remembered
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, coarse, lags_of, many, needs_scores, rounding, said, shifted, size_at
 
 SOURCE = "axiom 1 of the derivation: F(ax + by) = aF(x) + bF(y)"
 

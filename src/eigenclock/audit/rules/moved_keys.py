@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from eigenclock.audit.measure.claims import claims
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.claims import claims
 from eigenclock.audit.rules.rule import Rule
 from eigenclock.encodings import Encoding
 

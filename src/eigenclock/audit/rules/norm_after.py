@@ -2,12 +2,12 @@
 
 import torch
 
+from eigenclock.audit.measure.matrices import action_matrices
+from eigenclock.audit.measure.samples import best, coarse, lags_of, many, needs_scores
+from eigenclock.audit.measure.shifts import exact_law
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.group_law import action_matrices
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, coarse, lags_of, many, needs_scores
-from eigenclock.audit.rules.shift_invariance import exact_law
 
 SOURCE = "rotations commute with a norm of the whole vector, not with a gain per channel; nothing that decays commutes with a norm"
 

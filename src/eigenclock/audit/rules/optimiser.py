@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from eigenclock.audit.measure.frequencies import base_of
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.wavelengths import base_of
 from eigenclock.encodings import Parameter
 
 SOURCE = "weight decay pulls every parameter of two axes and more to 0 in the usual recipes, frequencies and slopes among them"

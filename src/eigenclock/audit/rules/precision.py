@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.causes import powers_of
+from eigenclock.audit.measure.samples import most_of, name_of, needs_scores
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.causes import powers_of
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import most_of, name_of, needs_scores
 from eigenclock.errors import EigenclockError
 
 MOST, ROWS, CANDIDATES = 1 << 16, 512, 16

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from eigenclock.audit.measure.samples import many, needs_scores
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import many, needs_scores
 
 SOURCE = "a table of n positions knows 0 .. n - 1"
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention import attention
+from eigenclock.audit.measure.samples import rounding, said
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import rounding, said
 from eigenclock.errors import UnsupportedError
 
 SOURCE = "a row, a padded row and a document give what they give alone: the clock counts real tokens, and restarts where a document does"

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.claims import claims
+from eigenclock.audit.measure.samples import best, needs_scores, times_of
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.claims import claims
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, needs_scores, times_of
 from eigenclock.schedules import alibi_slopes
 
 SOURCE = "Press et al. (ALiBi), 2108.12409: 2^(-8i/n) for a power of two, the odd ones of the next power appended otherwise"

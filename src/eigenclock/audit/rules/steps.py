@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.samples import rounding
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import rounding
 
 SOURCE = "axiom 4 of the derivation: scores are continuous in time; where a document begins is no function of the step of time"
 ADVICE = "give an attention mask (of ones, where nothing is padded): then no documents are guessed from positions"

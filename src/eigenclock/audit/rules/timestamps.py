@@ -1,13 +1,13 @@
-"""Timestamps: a large origin, ties, and order, for what takes real times; the order of times for whole positions too."""
+"""Timestamps: a large origin and the steps of the subject's own unit there, for what takes real times."""
 
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.samples import needs_scores, rounding
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.linearity import keeps_lags
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import needs_scores, rounding
 from eigenclock.errors import EigenclockError
 
 SOURCE = "neighbouring float32 numbers at 1.7e9 (seconds since 1970) are 128 apart; float64 ones 2.4e-7"
@@ -78,49 +78,4 @@ def _scores(probe: Probe, times: Tensor) -> Tensor:
     return probe.scores(q, k, times, times).double()
 
 
-def _order(probe: Probe) -> list[Finding]:
-    """Scores go with the times that are given, in whatever order they come; equal times are ordinary data."""
-    assert probe.scores is not None
-    steps = torch.tensor([0, 1, 1, 2, 4, 7, 11], dtype=torch.int64).clamp_max(probe.length - 1)
-    n = steps.numel()
-    q, k = probe.content(n, seed=8)
-    last = steps[-1:].expand(n)
-    straight = probe.scores(q, k, last, steps).double()
-    order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
-    try:
-        mixed = probe.scores(q, k[:, order], last, steps[order]).double()
-    except EigenclockError:
-        return []  # it refuses what it can't order, and says so
-    gap = (mixed - straight[..., order]).abs().nan_to_num(nan=0.0, posinf=0.0)
-    size = float(straight.nan_to_num(posinf=0.0, neginf=0.0).abs().max()) or 1.0
-    value, limit = float(gap.max()) / size, rounding(probe, float(steps[-1]))
-    if value <= limit:
-        return _together(probe, steps, q, k, straight, limit * size)
-    h, i, j = torch.unravel_index(gap.argmax(), gap.shape)
-    was, now = float(straight[h, i, order[j]]), float(mixed[h, i, j])
-    message = (
-        f"a key at {int(steps[order[j]])} scores {was:.6g} in order and {now:.6g} out of order: the place in the call counts, not the time"
-    )
-    advice = "index by the times that are given; a count of one's own is right for sequences from 0 without padding alone"
-    return [Finding("order", "fault", message, value, limit, {"s": float(steps[order[j]]), "place": int(j)}, advice, SOURCE)]
-
-
-def _together(probe: Probe, steps: Tensor, q: Tensor, k: Tensor, straight: Tensor, limit: float) -> list[Finding]:
-    """A key in one call with others scores what it scores alone: its time counts, not how many other times there are."""
-    assert probe.scores is not None
-    for j, time in enumerate(steps.tolist()):
-        alone = probe.scores(q, k[:, j : j + 1], steps[-1:].expand(q.shape[1]), steps[j : j + 1]).double()[..., 0]
-        gap = (alone - straight[..., j]).abs().nan_to_num(nan=0.0, posinf=0.0)
-        if float(gap.max()) > limit:
-            h, i = torch.unravel_index(gap.argmax(), gap.shape)
-            message = (
-                f"a key at {time} scores {float(alone[h, i]):.6g} alone and {float(straight[h, i, j]):.6g} in a call with keys at other "
-            )
-            message += "times: the times beside it count"
-            advice = "use each time as it is given: no rank among the times of the call, nor their largest"
-            return [Finding("order", "fault", message, float(gap.max()), limit, {"s": float(time), "place": j}, advice, SOURCE)]
-    return []
-
-
 RULE = Rule("timestamps", "does it take seconds since 1970", _applies, _check)
-ORDER = Rule("order", "do scores follow the times given, ties and order included", needs_scores, _order)

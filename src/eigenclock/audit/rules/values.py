@@ -2,10 +2,10 @@
 
 import torch
 
+from eigenclock.audit.measure.samples import rounding
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import rounding
 
 SOURCE = "softmax weights are numbers: where every value is v, the output is v at each position, up to the weight that a sink takes"
 TOKENS = 12

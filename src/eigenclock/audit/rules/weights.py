@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eigenclock.audit.measure.claims import claims, trusted, turn_of
+from eigenclock.audit.measure.pairs import read_pairs
+from eigenclock.audit.measure.samples import best
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.claims import claims, trusted, turn_of
-from eigenclock.audit.rules.pairs import read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best
 
 SOURCE = (
     "rotations of a pair commute with the [[x, -y], [y, x]] on it alone; measured on SmolLM2: 0.31 on its pairs, 0.06 and -0.12 on others"

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.samples import floor_of, lags_of, many, most_of, rounding, shifts_of, times_of
 from eigenclock.audit.probe import Probe, Scores
-from eigenclock.audit.rules.samples import floor_of, lags_of, many, most_of, rounding, shifts_of, times_of
 
 Shift = tuple[float, float, dict[str, float], tuple[float, float]]
 """The worst relative change with its limit, the witness (t, s, shift, head), and its two scores."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.samples import basis_scores
 from eigenclock.audit.probe import Probe, Scores
-from eigenclock.audit.rules.samples import basis_scores
 
 UNEVEN = 0.02
 """How much the size of a turned pair may change from lag to lag and still be rounding: bfloat16 gives 0.006."""

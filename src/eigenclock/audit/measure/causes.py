@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.frequencies import base_of
+from eigenclock.audit.measure.pairs import Pairs, blocks_at, read_pairs
+from eigenclock.audit.measure.samples import best, name_of, rounding
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.rules.pairs import Pairs, blocks_at, read_pairs
-from eigenclock.audit.rules.samples import best, name_of, rounding
-from eigenclock.audit.rules.wavelengths import base_of
 
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
 

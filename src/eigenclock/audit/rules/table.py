@@ -1,21 +1,18 @@
 """The rotary table as numbers: whether it was ever initialised, and whether a narrow dtype rounded it."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.frequencies import SLOWEST, rounded_to, uninitialised, unrounded
+from eigenclock.audit.measure.pairs import read_pairs
+from eigenclock.audit.measure.samples import best, name_of, needs_scores
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.pairs import read_pairs
 from eigenclock.audit.rules.rule import Rule
-from eigenclock.audit.rules.samples import best, name_of, needs_scores
-from eigenclock.audit.rules.wavelengths import base_of
 
 SOURCE = "frequencies of a rotary table are finite, and its fastest pair turns by a part of a radian per position"
-SLOWEST = 1e-6
-"""A table whose fastest pair turns more slowly than this tells no positions of any context apart."""
 RADIANS = 0.1
 """An angle that scores show: what a rounded table may be off by at the last position."""
 CERTAIN = 128
@@ -83,24 +80,6 @@ def _measured(probe: Probe) -> list[Finding]:
     return []
 
 
-def uninitialised(freq: Tensor) -> str:
-    """What shows that a table holds no frequencies, in words; empty where nothing does. All 0 is a table that does not turn.
-
-    >>> uninitialised(torch.tensor([6.93e-18, 0.0, 0.0]))
-    'its largest frequency is 6.93e-18'
-    >>> uninitialised(torch.tensor([1.0, 0.01, 0.0]))
-    ''
-    """
-    if not bool(torch.isfinite(freq).all()):
-        return "it holds numbers that are not finite"
-    top = float(freq.abs().max()) if freq.numel() else 0.0
-    if 0 < top < SLOWEST:
-        return f"its largest frequency is {top:.3g}"
-    if top > 1e6:
-        return f"its largest frequency is {top:.3g}"
-    return ""
-
-
 def unusual(freq: Tensor) -> str:
     """What keeps a table from being a falling row of numbers above 0 that begins with 1, in words; empty where nothing does.
 
@@ -116,46 +95,6 @@ def unusual(freq: Tensor) -> str:
         pair = int((freq.diff() > 0).int().argmax())
         return f"pair {pair + 1} is faster than pair {pair}"
     return f"its first frequency is {float(freq[0]):.4g}" if freq.numel() and abs(float(freq[0]) - 1) > 1e-3 else ""
-
-
-def unrounded(freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, float] | None:
-    """The geometric row of a round base that a table is in a dtype, and the base; None where it is the rounding of none.
-
-    >>> row = 10000.0 ** (-torch.arange(8).double() / 8)
-    >>> unrounded(row.bfloat16().double(), torch.bfloat16)[1]
-    10000.0
-    """
-    base, n = base_of(freq.double()), freq.numel()
-    if base is None:
-        return None
-    fitted = float(freq.double().log() @ torch.arange(n).double()) * -n / float(torch.arange(n).double().square().sum())
-    for guess in (base, math.exp(fitted)):
-        for digits in (1, 2, 3):
-            theta = float(f"{guess:.{digits}g}")
-            row = theta ** (-torch.arange(n, dtype=torch.float64) / n)
-            if torch.equal(row.float().to(dtype).double(), freq.double()) or torch.equal(row.to(dtype).double(), freq.double()):
-                return row, theta
-    return None
-
-
-def rounded_to(freq: Tensor) -> torch.dtype | None:
-    """The 16-bit dtype that holds all of at least three different frequencies that are no powers of two, which no formula gives.
-
-    >>> rounded_to(torch.tensor([0.7, 0.3, 0.1, 0.05]).bfloat16()), rounded_to(torch.tensor([0.7, 0.3, 0.1, 0.05]))
-    (torch.bfloat16, None)
-    """
-    values = freq.detach().double()
-    mantissa = torch.frexp(values).mantissa
-    telling = values[(values != 0) & (mantissa.abs() != 0.5)].unique()
-    if telling.numel() < 3:
-        return None
-    eighths = telling * 256  # steps of a grid on purpose, such as linspace, have short digits too
-    if bool((eighths == eighths.round()).all()):
-        return None
-    for dtype in (torch.bfloat16, torch.float16):
-        if bool((telling.to(dtype).double() == telling).all()):
-            return dtype
-    return None
 
 
 RULE = Rule("table", "was the rotary table initialised and kept in a wide dtype", _applies, _check)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.claims import claims, matched, trusted, turn_of
+from eigenclock.audit.measure.pairs import Pairs, read_pairs
+from eigenclock.audit.measure.samples import SINGLE, best, unlike_heads
+from eigenclock.audit.measure.shifts import exact_law
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
-from eigenclock.audit.rules.claims import claims, matched, trusted, turn_of
-from eigenclock.audit.rules.pairs import Pairs, read_pairs
-from eigenclock.audit.rules.samples import SINGLE, best, unlike_heads
-from eigenclock.audit.rules.shift_invariance import exact_law
 
 SOURCE = "rotation by position times frequency, both sides alike: the lag turns each pair by its frequency"
 

@@ -1,0 +1,41 @@
+"""A schedule whose frequencies follow the length: keys turned at one length do not match queries of another."""
+
+import torch
+
+from eigenclock.audit.measure.claims import claims, turn_of
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.report import Finding
+from eigenclock.audit.rules.rule import Rule
+
+SOURCE = "a cached key is right if its action is a fixed group of its own time: frequencies that follow the length are none"
+
+
+def _applies(probe: Probe) -> str | None:
+    return None if probe.config is not None and claims(probe) else "it has no config that could name such a schedule"
+
+
+def _check(probe: Probe) -> list[Finding]:
+    """A schedule whose frequencies follow the length of the sequence: keys turned at one length do not match queries of another."""
+    found = []
+    for layer, enc in claims(probe).items():
+        schedule = next((v for v in getattr(enc, "options", {}).values() if getattr(v, "length_dependent", False)), None)
+        turn = turn_of(enc)
+        if schedule is None or turn is None:
+            continue
+        original, n = float(schedule.original_length), turn.freq.shape[-1]
+        short, long = (schedule.at(length)(n).values for length in (original, 2 * max(original, probe.length)))
+        if torch.equal(short, long):
+            continue
+        inside = probe.length > original
+        message = (
+            f"{type(schedule).__name__} chooses its frequencies by the length of the sequence: keys cached before {original:g} do not "
+            "match queries after it"
+        )
+        advice = "freeze the frequencies at the final length, or cache keys that are not turned; moving stored keys is wrong too"
+        where = {"position": original} | ({"layer": layer} if layer else {})
+        severity = "fault" if inside else "risk"
+        found.append(Finding("cache_length", severity, message, float(probe.length), original, where, advice, SOURCE))
+    return found
+
+
+RULE = Rule("cache_length", "do its frequencies follow the length of the sequence", _applies, _check)

@@ -1,0 +1,64 @@
+"""Width: how many channels turn, against what the subject claims."""
+
+from eigenclock.audit.measure.claims import claims, trusted, turn_of
+from eigenclock.audit.measure.pairs import Pairs, read_pairs
+from eigenclock.audit.measure.samples import best, needs_scores, step_of, unlike_heads
+from eigenclock.audit.probe import Probe
+from eigenclock.audit.report import Finding
+from eigenclock.audit.rules.rule import Rule
+
+SOURCE = "partial rotary: rotary_dim = partial_rotary_factor head_dim channels turn, the exponent 2i over rotary_dim (GPT-NeoX, GPT-J)"
+
+
+def claimed_widths(probe: Probe) -> set[int]:
+    """How many channels turn, as the config of the subject or the encoding it is says: those of frequency 0 do not."""
+    asked = list(claims(probe).values()) if trusted(probe) else []
+    asked += [] if probe.encoding is None else [probe.encoding]
+    turns = [turn for enc in asked for turn in (turn_of(enc),) if turn is not None]
+    return {2 * int((turn.freq != 0).sum()) for turn in turns}
+
+
+def _applies(probe: Probe) -> str | None:
+    return needs_scores(probe) or (None if claimed_widths(probe) else "nothing says how many channels should turn")
+
+
+def _check(probe: Probe) -> list[Finding]:
+    claimed = claimed_widths(probe)
+    for head in unlike_heads(probe):
+        pairs = read_pairs(best(probe), probe, head)
+        found = [] if pairs is None else _of_head(probe, pairs, claimed, head)
+        if found:
+            return found
+    return []
+
+
+def _of_head(probe: Probe, pairs: Pairs, claimed: set[int], head: int) -> list[Finding]:
+    turning = 2 * pairs.first.numel()
+    if any(turning <= width and not _slow(probe, width - turning, pairs) for width in claimed) and turning not in claimed:
+        wanted = max(claimed)
+        message = f"{turning} of {probe.head_dim} channels turn, {wanted} should"
+        advice = "check partial_rotary_factor or rotary_dim, and over which width the exponent 2i/d runs"
+        return [Finding("width", "fault", message, turning, wanted, {"first still channel": _first(pairs), "head": head}, advice, SOURCE)]
+    if turning > max(claimed):
+        message = f"{turning} of {probe.head_dim} channels turn, {max(claimed)} should"
+        advice = "check partial_rotary_factor or rotary_dim: channels beyond it carry no position"
+        return [Finding("width", "fault", message, turning, max(claimed), {"channels": turning, "head": head}, advice, SOURCE)]
+    return []
+
+
+def _slow(probe: Probe, missing: int, pairs: Pairs) -> bool:
+    """Whether the channels that seem to be still belong to pairs too slow to be seen within the length."""
+    asked = list(claims(probe).values()) + ([] if probe.encoding is None else [probe.encoding])
+    for turn in (turn_of(enc) for enc in asked):
+        if turn is not None:
+            moving = turn.freq[turn.freq != 0].abs() * step_of(probe)
+            if 2 * int((moving * (probe.length - 1) < 1e-2).sum()) >= missing:
+                return True
+    return False
+
+
+def _first(pairs: Pairs) -> int:
+    return int(pairs.still[0]) if pairs.still.numel() else -1
+
+
+RULE = Rule("width", "do as many channels turn as should", _applies, _check)
