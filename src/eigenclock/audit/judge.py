@@ -32,7 +32,8 @@ def audit(
     Args:
         subject: an Encoding, its text, a Hugging Face config (dict, file, folder, object), a transformers model, a .gguf or .safetensors
             file with its config, a function f(q, k, positions) -> (q', k') or f(q, k, positions_q, positions_k) -> scores, f(x, positions),
-            (f(q, k, cos, sin), the module that makes its table), or a rotary module of a known shape.
+            (f(q, k, cos, sin), the module that makes its table), f(q, k, v, positions) -> out, a score_mod, a rotary module of a known
+            shape, or a stack of layers with a cache. docs/auditing.md has the list.
         head_dim, heads: sizes, where the subject does not name them.
         length: the positions it is used with. A fault breaks among them, a risk beyond them.
         dtype: the dtype it is used in; by default float64 for encodings, that of the weights for models, else float32.
