@@ -7,16 +7,7 @@ import pytest
 import torch
 
 import eigenclock as ec
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+from cases.conftest import default_dtype
 
 
 @contextlib.contextmanager

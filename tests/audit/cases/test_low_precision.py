@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases.conftest import default_dtype
 from torch import Tensor, nn
 
 import eigenclock as ec
@@ -78,16 +79,6 @@ def test_1_the_table_of_the_case_is_what_the_sound_module_makes(dtype, kept):
 # --- 2: frequencies rounded by a cast or by the default dtype ----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def default(dtype: torch.dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 class Ambient(Table):
     """inv_freq computed in whatever dtype is the default."""
 
@@ -102,7 +93,7 @@ def cast(width: int, theta: float, step: str) -> nn.Module:
         return Table(width, theta).half().float()
     if step == "bfloat16":
         return Table(width, theta).to(BF16).to(torch.float32)
-    with default(BF16):
+    with default_dtype(BF16):
         return Ambient(width, theta).float()
 
 
@@ -115,7 +106,7 @@ def test_2_a_cast_there_and_back_is_seen_in_the_table(step, width, theta):
     table = found(report, "table")
     assert ("float16" if step == "half" else "bfloat16") + " number" in table.message and table.measured > 0.1
     assert report.form == f"{width // 2}R"  # a group all the same
-    with default(BF16) if step == "default dtype" else contextlib.nullcontext():
+    with default_dtype(BF16) if step == "default dtype" else contextlib.nullcontext():
         module = Table(width, theta)
     sound(ec.audit((apply, module), head_dim=width))
 

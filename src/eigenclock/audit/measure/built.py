@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from eigenclock.audit.measure.claims import lengths_of, matched, near_misses, off, read_again, trusted, turn_of
+from eigenclock.audit.measure.claims import frozen, lengths_of, matched, near_misses, off, read_again, trusted, turn_of
 from eigenclock.audit.measure.frequencies import rounded_to, uninitialised
 from eigenclock.audit.measure.samples import SINGLE, name_of
 from eigenclock.audit.probe import Probe
@@ -69,7 +69,7 @@ def _rounded(inv_freq: Tensor, claimed: Tensor) -> str:
 
 def _frozen(probe: Probe, layer: str) -> list[Tensor]:
     """The frequencies of a length-dependent schedule at the lengths it may be frozen at."""
-    if probe.config is None or not any(word in str(probe.config) for word in ("dynamic", "longrope", "'su'")):
+    if probe.config is None or not frozen(probe):
         return []
     out = []
     for length in (*lengths_of(probe.config), float(probe.length)):

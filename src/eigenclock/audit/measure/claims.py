@@ -39,6 +39,16 @@ def claims(probe: Probe) -> dict[str, Encoding]:
     return {}
 
 
+def length_schedule(enc: Encoding) -> Any:
+    """The schedule of an encoding whose frequencies follow the length of the sequence; None where it has none."""
+    return next((v for v in getattr(enc, "options", {}).values() if getattr(v, "length_dependent", False)), None)
+
+
+def frozen(probe: Probe) -> bool:
+    """Whether the frequencies may be those of another length than the one the config was read for."""
+    return any(word in str(probe.config) for word in ("dynamic", "longrope", "'su'"))
+
+
 def trusted(probe: Probe) -> bool:
     """Whether its config is of a model whose way of reading it is known here, so that a difference is the model's."""
     kinds = [(probe.config or {}).get("model_type")]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eigenclock.audit.measure.claims import claims, matched, trusted, turn_of
+from eigenclock.audit.measure.claims import claims, frozen, matched, trusted, turn_of
 from eigenclock.audit.measure.pairs import Pairs, read_pairs
 from eigenclock.audit.measure.samples import SINGLE, best, unlike_heads
 from eigenclock.audit.measure.shifts import exact_law
@@ -34,11 +34,6 @@ def asked(probe: Probe) -> Iterator[tuple[str, Probe, Tensor, str]]:
         elif kind in probe.tables or len(probe.tables) == 1:
             table = probe.tables.get(kind, next(iter(probe.tables.values())))
             yield layer, part, table.inv_freq.detach().double().cpu(), "its table holds"
-
-
-def frozen(probe: Probe) -> bool:
-    """Whether the frequencies may be those of another length than the one the config was read for."""
-    return any(word in str(probe.config) for word in ("dynamic", "longrope", "'su'"))
 
 
 def turning(probe: Probe, clear: float, radians: float) -> list[Finding]:

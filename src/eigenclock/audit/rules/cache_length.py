@@ -2,7 +2,7 @@
 
 import torch
 
-from eigenclock.audit.measure.claims import claims, turn_of
+from eigenclock.audit.measure.claims import claims, length_schedule, turn_of
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
@@ -18,7 +18,7 @@ def _check(probe: Probe) -> list[Finding]:
     """A schedule whose frequencies follow the length of the sequence: keys turned at one length do not match queries of another."""
     found = []
     for layer, enc in claims(probe).items():
-        schedule = next((v for v in getattr(enc, "options", {}).values() if getattr(v, "length_dependent", False)), None)
+        schedule = length_schedule(enc)
         turn = turn_of(enc)
         if schedule is None or turn is None:
             continue

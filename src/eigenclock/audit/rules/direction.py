@@ -40,7 +40,7 @@ def _check(probe: Probe) -> list[Finding]:
 
 
 def _bidirectional(probe: Probe) -> bool:
-    return bool(probe.config) and probe.config is not None and probe.config.get("is_decoder") is False
+    return probe.config is not None and probe.config.get("is_decoder") is False
 
 
 RULE = Rule("direction", "what do keys after the query score", _applies, _check)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from eigenclock.audit.measure.claims import claims
+from eigenclock.audit.measure.claims import claims, length_schedule
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
@@ -24,7 +24,7 @@ def _check(probe: Probe) -> list[Finding]:
     found = []
     for layer, enc in _asked(probe).items():
         where = {"layer": layer} if layer else {}
-        schedule = next((v for v in getattr(enc, "options", {}).values() if getattr(v, "length_dependent", False)), None)
+        schedule = length_schedule(enc)
         if schedule is not None:
             message = (
                 f"moving stored keys by a difference of positions (re-rotation) is not valid: {type(schedule).__name__} turns them by "

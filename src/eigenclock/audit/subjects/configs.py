@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from eigenclock.audit.heads import ALIKE, fewer
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.subjects import encodings as ours
-from eigenclock.audit.subjects.modules import beside, table_of, transformers_rotary
+from eigenclock.audit.subjects.modules import ROTARY, beside, table_of, transformers_rotary
 from eigenclock.audit.subjects.options import Options
 from eigenclock.audit.subjects.tables import on_table
 from eigenclock.encodings import ENCODINGS, Encoding
@@ -23,7 +23,6 @@ from eigenclock.encodings.config.source import load
 from eigenclock.errors import ConfigError, EigenclockError, UnsupportedError
 
 HEAD_DIM = 64
-ROTARY = ("RotaryEmbedding", "RotaryPositionalEmbeddings", "RotaryPositionalEmbedding")
 OWN = "transformers.models."
 """Where classes of transformers itself are: the code of others, which came with a config, is not run."""
 MODEL_KEYS = frozenset(
@@ -246,6 +245,8 @@ def _refuse_other_sizes(config: Mapping[str, Any], options: Options) -> None:
 
     Raises: ConfigError where the options contradict the config.
     """
+    if options.head_dim is None and options.heads is None:
+        return
     try:
         own = list(read_encodings(config).values())
     except EigenclockError:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eigenclock.audit.subjects.modules import ROTARY
 from eigenclock.errors import UnsupportedError
 
 NAME = "eigenclock_audit"
-ROTARY = ("RotaryEmbedding", "RotaryPositionalEmbeddings", "RotaryPositionalEmbedding")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from eigenclock.audit.subjects.options import Options
 from eigenclock.audit.subjects.tables import on_table
 
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb", "apply_rotary_pos_emb_interleave", "apply_rope")
+ROTARY = ("RotaryEmbedding", "RotaryPositionalEmbeddings", "RotaryPositionalEmbedding")
+"""How the names of classes of transformers that make rotary tables end."""
 
 
 def read(subject: Any, options: Options) -> Probe | None:
