@@ -37,7 +37,7 @@ def rotary(
     Raises: ConfigError where a width or a list does not fit the head; UnsupportedError where the law has no encoding here.
     """
     head = size.head_dim - size.fixed
-    width = _width(section, head, rotary_dim)
+    width = _width(section, size, rotary_dim)
     sizes = {"heads": size.heads, "kv_heads": size.kv_heads}
     if section.sections is not None:
         return _beside(_axes(section, width, source, sizes), size, head - width)
@@ -52,10 +52,13 @@ def rotary(
     return nope(size.fixed, **sizes) + turned if size.fixed else turned
 
 
-def _width(section: Section, head: int, rotary_dim: int | None) -> int:
+def _width(section: Section, size: Sizes, rotary_dim: int | None) -> int:
+    head = size.head_dim - size.fixed
     if section.rope_type == "proportional":
         return _even(head, "head_dim")
     width = int(head * section.share)
+    if section.share != 1 and int(size.head_dim * section.share) == head:  # the share that latent attention turns of its whole head
+        return _even(head, "head_dim")
     if rotary_dim is not None:
         if section.share != 1 and width != rotary_dim:
             raise ConfigError(

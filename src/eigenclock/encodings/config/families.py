@@ -46,11 +46,15 @@ llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3
 phi phi3 phimoe gpt_neox gpt_neox_japanese falcon stablelm persimmon nemotron olmo olmo2 olmo3 olmoe starcoder2 granite granitemoe
 smollm3 gpt_oss arcee apertus exaone exaone4 seed_oss hunyuan_v1_dense minimax minimax_m2 nanochat jetmoe dbrx bitnet diffllama jamba
 lfm2 dots1 qwen2_vl_text qwen2_vl qwen2_5_vl_text qwen2_5_vl qwen3_vl_text qwen3_vl_moe_text glm4_moe modernbert-decoder vaultgemma
-afmoe qwen3_5_text qwen3_5_moe_text bamba falcon_h1 cwm flex_olmo doge recurrent_gemma
+afmoe qwen3_5_text qwen3_5_moe_text bamba falcon_h1 cwm flex_olmo doge recurrent_gemma apertus1p5_text aria_text beam emu3_text_model
+exaone_moe flint gemma4_unified_text granitemoeshared granite_swa granitemoe_swa hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax
+internlm3 iquestcoder jais2 kolibri1 lara_mini lfm3 mellum minicpm3 minimax_m3_vl_text mllama_text_model moshi mimo_v2_flash
+olmo_hybrid sarvam_moe
+solar_open glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text
 """
 _INTERLEAVED = """
 gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm glm4 ernie4_5 ernie4_5_moe helium llama4_text moonshine longcat_flash youtu
-glm4_moe_lite
+glm4_moe_lite axk1 axk2 cohere2_moe deepseek_v32 glm4v_text glm_moe_dsa glm_ocr_text mistral4 sarvam_mla
 """
 HALF, INTERLEAVED = frozenset(_HALF.split()), frozenset(_INTERLEAVED.split())
 MINUS = frozenset(("nanochat",))  # both sides turn by minus frequency times time
@@ -58,31 +62,43 @@ MINUS = frozenset(("nanochat",))  # both sides turn by minus frequency times tim
 # The base a model type turns with where its config names none, as transformers 5 states it; 10000 for the others.
 DEFAULT_THETA: Mapping[str, float] = {
     "apertus": 12e6,
+    "apertus1p5_text": 12e6,
     "bitnet": 5e5,
     "cohere": 5e5,
     "cwm": 1e6,
     "ernie4_5": 5e5,
     "ernie4_5_moe": 5e5,
+    "ernie4_5_vl_moe_text": 5e5,
+    "emu3_text_model": 1e6,
     "exaone": 5e5,
     "flex_olmo": 5e5,
     "gemma3_text": 1e6,
     "gemma3n_text": 1e6,
     "gpt_oss": 1.5e5,
     "helium": 1e5,
+    "hy_v3": 11158840.0,
     "lfm2": 1e6,
     "llama4_text": 5e5,
     "longcat_flash": 1e7,
+    "mellum": 5e5,
     "minimax": 1e6,
     "minimax_m2": 5e6,
+    "minimax_m3_vl_text": 5e6,
     "mixtral": 1e6,
+    "mllama_text_model": 5e5,
     "modernbert-decoder": 1.6e5,
     "olmo3": 5e5,
+    "paddleocr_vl_text": 5e5,
     "phimoe": 1e6,
+    "qwen2_5_omni_text": 1e6,
     "qwen2_5_vl_text": 1e6,
     "qwen2_vl_text": 1e6,
+    "qwen3_omni_moe_text": 1e6,
     "qwen3_vl_moe_text": 5e5,
     "qwen3_vl_text": 5e5,
+    "sarvam_moe": 8e6,
     "smollm3": 2e6,
+    "solar_open": 1e6,
 }
 # The base of sliding layers where a model has two.
 DEFAULT_LOCAL_THETA: Mapping[str, float] = {"gemma3_text": 1e4, "gemma3n_text": 1e4, "modernbert-decoder": 1e4}
@@ -93,17 +109,25 @@ DEFAULT_SHARE: Mapping[str, float] = {
     "gpt_neox": 0.25,
     "stablelm": 0.25,
     "qwen3_next": 0.25,
+    "qwen3_5_text": 0.25,
+    "qwen3_5_moe_text": 0.25,
+    "recurrent_gemma": 0.5,
     "phi": 0.5,
     "persimmon": 0.5,
     "nemotron": 0.5,
     "glm": 0.5,
     "glm4": 0.5,
     "glm4_moe": 0.5,
+    "glm4v_moe_text": 0.5,
     "bamba": 0.5,
 }
 
 # Numbers that released configs leave out.
-DEFAULT_SIZES: Mapping[str, Mapping[str, int]] = {
+DEFAULT_SIZES: Mapping[str, Mapping[str, float]] = {
+    "codegen": {"rotary_dim": 64},
+    "gptj": {"rotary_dim": 64},
+    **{name: {"attention_multiplier": 1.0} for name in ("granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared")},
+    "vaultgemma": {"query_pre_attn_scalar": 256},
     "gemma2": {"query_pre_attn_scalar": 256},
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256},
 }
@@ -115,12 +139,24 @@ DEFAULT_PATTERN: Mapping[str, int] = {
     "gemma3_text": 6,
     "gemma3n_text": 5,
     "gemma4_text": 6,
+    "gemma4_unified_text": 6,
+    "modernbert-decoder": 3,
+    "afmoe": 4,
     "cohere2": 4,
+    "exaone4": 4,
+    "exaone_moe": 4,
+    "kolibri1": 5,
     "olmo3": 4,
     "vaultgemma": 2,
 }
+FULL_FIRST = frozenset(("modernbert-decoder",))  # of every n layers the first attends to everything, in the others the last
 DEFAULT_INTERVAL = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))  # every fourth layer is attention, the others are linear
-NOPE_ON_FULL = frozenset(("cohere2", "exaone4"))  # layers that attend to everything do not turn, where others have a window
+# Layers that attend to everything do not turn, those with a window do. A few turn every layer where the config names no window.
+TURN_WITHOUT_WINDOW = frozenset(("exaone4", "exaone_moe", "kolibri1"))
+NOPE_ON_FULL = TURN_WITHOUT_WINDOW | frozenset(("afmoe", "cohere2", "cohere2_moe", "flint", "lara_mini"))
+WINDOW_TURNS = frozenset(("cohere2", "cohere2_moe", "flint"))  # without a window no layer turns
+# Which layers have a window follows no pattern that a number could give: the config has to name them.
+LISTED = frozenset(("cohere2_moe", "flint", "lara_mini", "granite_swa", "granitemoe_swa", "beam", "lfm3", "mimo_v2_flash"))
 FLAGGED = frozenset(("smollm3", "llama4_text"))  # no_rope_layers: 1 turns, 0 does not
 
 M_ROPE: Mapping[str, tuple[tuple[int, ...], bool]] = {  # sections where none are named, and whether they are interleaved
@@ -130,6 +166,32 @@ M_ROPE: Mapping[str, tuple[tuple[int, ...], bool]] = {  # sections where none ar
     "qwen3_vl_moe_text": ((24, 20, 20), True),
     "qwen3_5_text": ((11, 11, 10), True),
     "qwen3_5_moe_text": ((11, 11, 10), True),
+}
+
+WIDE_ON_FULL = frozenset(("gemma4_text", "gemma4_unified_text"))  # wider heads where a layer attends to everything
+# The factor on the inner product of models that scale queries by their norms alone.
+SCALE_ONE = frozenset(("gemma3n_text", "gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text"))
+# What stands in a config of these types and is not read by their class in transformers 5.
+UNREAD: Mapping[str, tuple[str, ...]] = {
+    "axk2": ("rope_interleave",),
+    "deepseek_v32": ("rope_interleave",),
+    "glm_moe_dsa": ("rope_interleave",),
+    "minimax_m3_vl_text": ("rotary_dim",),
+    "mimo_v2_flash": ("rope_theta", "partial_rotary_factor", "rope_scaling", "swa_rope_theta"),
+}
+# The sections of model types whose class has one for each layer type, where the config has none.
+_GEMMA4: Mapping[str, Mapping[str, Any]] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+}
+DEFAULT_SECTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
+    "lfm3": {**_GEMMA4, "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}},
+    "mimo_v2_flash": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.334},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.334},
+    },
 }
 
 NO_ENCODING = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "lightning_attention", "moe", "mlp"))

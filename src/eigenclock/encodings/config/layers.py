@@ -39,9 +39,17 @@ def layer_types(config: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
         if not isinstance(kinds, Sequence) or len(kinds) != count or any(kind not in (0, 1) for kind in kinds):
             raise ConfigError(f"got attn_type_list={kinds!r} for {count} layers; expected 0 (linear) or 1 (softmax attention) for each")
         return tuple(FULL if kind else LINEAR for kind in kinds)
+    if (local := config.get("hybrid_layer_pattern")) is not None:  # MiMo-V2: 1 has a window, 0 attends to everything
+        if not isinstance(local, Sequence) or len(local) != count or any(flag not in (0, 1) for flag in local):
+            raise ConfigError(f"got hybrid_layer_pattern={local!r} for {count} layers; expected 0 (full) or 1 (a window) for each")
+        return tuple(SLIDING if flag else FULL for flag in local)
     every = config.get("full_attention_interval", 4 if model_type in families.DEFAULT_INTERVAL else None)
     if every is not None:
         return tuple(LINEAR if (i + 1) % whole(every, "full_attention_interval") else FULL for i in range(count))
+    if model_type in families.LISTED:
+        raise ConfigError(
+            f"got model_type {model_type!r} without layer_types; expected them: they say which layers turn, and their pattern is no number"
+        )
     pattern = first_of(config, families.PATTERN) or ("", families.DEFAULT_PATTERN.get(model_type))
     if pattern[1] is None:
         return (FULL,) * count
@@ -50,7 +58,7 @@ def layer_types(config: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
             raise ConfigError(f"got {pattern[0]}={pattern[1]!r}; expected letters L (a window) and G (everything), or a number")
         return tuple(SLIDING if pattern[1][i % len(pattern[1])] == "L" else FULL for i in range(count))
     every = whole(pattern[1], pattern[0])
-    first = 0 if pattern[0] == "global_attn_every_n_layers" else 1
+    first = 0 if model_type in families.FULL_FIRST or (not model_type and pattern[0] == "global_attn_every_n_layers") else 1
     return tuple(SLIDING if (i + first) % every else FULL for i in range(count))
 
 
@@ -72,10 +80,25 @@ def without_position(config: Mapping[str, Any], model_type: str, layers: tuple[s
         )
         (account.note if model_type in families.FLAGGED else account.warn)(text)
         return tuple(not flag for flag in flags)
-    if model_type in families.NOPE_ON_FULL and (SLIDING in layers or not layers) and config.get("sliding_window", 0) is not None:
-        account.note(f"{model_type}: layers of type {FULL} have no position")
-        return tuple(kind == FULL for kind in layers)
+    if model_type in families.NOPE_ON_FULL:
+        return _without_window(config, model_type, layers, account)
     return ()
+
+
+def _without_window(config: Mapping[str, Any], model_type: str, layers: tuple[str, ...], account: Account) -> tuple[bool, ...]:
+    """Which layers do not turn in a model that turns those with a window; every one of them where it names none, but for a few types."""
+    if config.get("sliding_window", 0) is None:
+        if model_type in families.TURN_WITHOUT_WINDOW:
+            return ()
+        if model_type in families.WINDOW_TURNS:
+            raise ConfigError(f"got model_type {model_type!r} with sliding_window=None, where no layer turns; expected its window")
+    account.note(f"{model_type}: layers of type {FULL} have no position")
+    dense = config.get("mlp_layer_types")
+    forced = model_type == "cohere2_moe" and config.get("prefix_dense_sliding_window_pattern", 1) == 1
+    if forced and isinstance(dense, Sequence) and len(dense) == len(layers) and "dense" in dense:
+        account.note("cohere2_moe: layers with a dense MLP turn whatever their type")
+        return tuple(kind == FULL and mlp != "dense" for kind, mlp in zip(layers, dense, strict=True))
+    return tuple(kind == FULL for kind in layers)
 
 
 def sizes(
@@ -141,7 +164,7 @@ def overrides(config: Mapping[str, Any], model_type: str, kind: str, layers: tup
         raise ConfigError(f"got per_layer_config that differs between layers of type {kind!r}; expected one for each layer type")
     if per_layer and found:
         return found[0]
-    if model_type == "gemma4_text" and kind == FULL:
+    if model_type in families.WIDE_ON_FULL and kind == FULL and config.get("per_layer_config") is None:
         wide, keys = config.get("global_head_dim", 512), config.get("num_global_key_value_heads")
         shared = config.get("attention_k_eq_v", True) and keys is not None
         return {"head_dim": wide} | ({"num_key_value_heads": keys} if shared else {})

@@ -12,7 +12,7 @@ from eigenclock.encodings.config import families
 from eigenclock.encodings.config.build import amplitude_of, rotary
 from eigenclock.encodings.config.families import ORIGINAL
 from eigenclock.encodings.config.keys import Account, first_of, number
-from eigenclock.encodings.config.layers import FULL, layer_types, overrides, sections, sizes, without_position
+from eigenclock.encodings.config.layers import FULL, SLIDING, layer_types, overrides, sections, sizes, without_position
 from eigenclock.encodings.config.result import Conventions, Encodings
 from eigenclock.encodings.config.section import Section, read_section
 from eigenclock.encodings.config.source import Source, load, understand
@@ -110,8 +110,13 @@ def _rotary(
     skipped = without_position(config, model_type, layers, account)
     layers = layers or (FULL,) * len(skipped)
     types = tuple(dict.fromkeys(kind for kind in layers if kind not in families.NO_ENCODING))
-    still = tuple(kind for kind in types if skipped and all(off for off, name in zip(skipped, layers, strict=True) if name == kind))
-    raw = sections(config, model_type, tuple(kind for kind in types if kind not in still), source.theta, account)
+    if not layers and model_type in families.NOPE_ON_FULL:
+        types, still = (SLIDING, FULL), (FULL,)
+    else:
+        still = _standing(types, layers, skipped)
+    turning = tuple(kind for kind in types if kind not in still)
+    raw = sections(config, model_type, turning or types, source.theta, account)
+    raw = {kind: section for kind, section in raw.items() if kind not in still}
     longest = first_of(config, families.LONGEST)
     turned = [kind for kind, section in raw.items() if section is not None]
     sign = source.sign or (-1 if model_type in families.MINUS else 1)
@@ -142,6 +147,11 @@ def _rotary(
     return Encodings(out, said, keys, tuple(account.notes), tuple(account.warnings))
 
 
+def _standing(types: tuple[str, ...], layers: tuple[str, ...], skipped: tuple[bool, ...]) -> tuple[str, ...]:
+    """The layer types of which no layer turns."""
+    return tuple(kind for kind in types if skipped and all(off for off, name in zip(skipped, layers, strict=True) if name == kind))
+
+
 def _split(out: dict[str, Encoding], layers: tuple[str, ...], skipped: tuple[bool, ...], still: tuple[str, ...]) -> tuple[str, ...]:
     """The key of every layer; layers without position get keys of their own where others of their type turn."""
     if not skipped:
@@ -156,10 +166,17 @@ def _split(out: dict[str, Encoding], layers: tuple[str, ...], skipped: tuple[boo
 
 def _with_defaults(config: Mapping[str, Any], model_type: str, account: Account) -> Mapping[str, Any]:
     """The config with the sizes and the share of the head that turns, where its model type has them by default and it says nothing."""
+    for key in families.UNREAD.get(model_type, ()):
+        if config.get(key) is not None:
+            account.warn(f"{key}={config[key]!r} is not read by the {model_type} class of transformers 5, and not used here")
+            config = {name: value for name, value in config.items() if name != key}
     for key, value in families.DEFAULT_SIZES.get(model_type, {}).items():
         if config.get(key) is None:
-            account.note(f"{key} is named nowhere: {value} is used, the default of {model_type}")
+            account.note(f"{key} is named nowhere: {value:g} is used, the default of {model_type}")
             config = {**config, key: value}
+    if model_type in families.DEFAULT_SECTIONS and not any(config.get(key) for key in (*families.SECTIONS, *families.THETA)):
+        account.warn(f"rope_parameters are named nowhere: those of the {model_type} class of transformers 5 are used")
+        return {**config, "rope_parameters": families.DEFAULT_SECTIONS[model_type]}
     share = families.DEFAULT_SHARE.get(model_type)
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     parts = [given, *(part for part in given.values() if isinstance(part, Mapping))] if isinstance(given, Mapping) else []
@@ -238,9 +255,9 @@ def _scale(config: Mapping[str, Any], model_type: str, read: list[Section]) -> f
     """The factor on the inner product where it is not 1/sqrt(head_dim)."""
     if (value := config.get("query_pre_attn_scalar")) is not None:
         return number(value, "query_pre_attn_scalar", above=0) ** -0.5
-    if model_type.startswith("granite") and (value := config.get("attention_multiplier")) is not None:
+    if (value := config.get("attention_multiplier")) is not None:
         return number(value, "attention_multiplier", above=0)
-    if model_type == "gemma4_text":
+    if model_type in families.SCALE_ONE:
         return 1.0
     fixed, turned = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
     if fixed is not None and turned is not None and read and read[0].rope_type == "yarn":

@@ -1,0 +1,169 @@
+"""What model types do that their configs do not say: which layers turn, which channels turn together, the scale.
+
+The values were measured on the attention layers of transformers 5: queries and keys at positions 0 predict the scores at other positions.
+"""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import eigenclock as ec
+
+SIZES = {"head_dim": 16, "num_attention_heads": 4, "rope_theta": 1e4}
+KINDS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+LATENT = {"num_attention_heads": 4, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "rope_theta": 1e4, "num_hidden_layers": 2}
+
+
+def read(config: Any, **keywords: Any) -> ec.Encodings:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ec.encodings(config, **keywords)
+
+
+def silent(config: Any, **keywords: Any) -> ec.Encodings:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return ec.encodings(config, **keywords)
+
+
+def turns(encs: ec.Encodings) -> list[bool]:
+    return list(encs.rotates)
+
+
+@pytest.mark.parametrize("kind", ["afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1", "lara_mini"])
+def test_layers_that_attend_to_everything_have_no_position(kind):
+    found = silent({**SIZES, "model_type": kind, "num_hidden_layers": 4, "layer_types": KINDS, "sliding_window": 8})
+    assert turns(found) == [True, True, False, True]
+    assert str(found["full_attention"]) == "nope(head_dim=16, heads=4)"
+    assert any("full_attention have no position" in text for text in found.notes)
+
+
+@pytest.mark.parametrize("kind", ["afmoe", "cohere2", "exaone4", "exaone_moe", "kolibri1", "flint"])
+def test_without_a_number_of_layers_both_kinds_are_given(kind):
+    found = read({**SIZES, "model_type": kind})
+    assert {name: bool(one.generator().form.kinds & {"R"}) for name, one in found.items()} == {
+        "sliding_attention": True,
+        "full_attention": False,
+    }
+
+
+@pytest.mark.parametrize("kind", ["afmoe", "cohere2", "exaone4", "exaone_moe", "lara_mini"])
+def test_full_layers_alone_do_not_turn_either(kind):
+    config = {**SIZES, "model_type": kind, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "sliding_window": 8}
+    assert turns(read(config)) == [False, False]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("exaone4", True), ("exaone_moe", True), ("kolibri1", True), ("afmoe", False)])
+def test_without_a_window_some_turn_every_layer(kind, expected):
+    config = {**SIZES, "model_type": kind, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "sliding_window": None}
+    assert turns(read(config)) == [expected] * 2
+
+
+def test_dense_layers_of_cohere2_moe_turn_whatever_their_type():
+    config = {**SIZES, "model_type": "cohere2_moe", "num_hidden_layers": 4, "layer_types": ["full_attention", *KINDS[1:]]}
+    config |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "prefix_dense_sliding_window_pattern": 1, "sliding_window": 8}
+    assert turns(read(config)) == [True, True, False, True]
+    assert turns(read(config | {"prefix_dense_sliding_window_pattern": 2})) == [False, True, False, True]
+
+
+@pytest.mark.parametrize(("kind", "key"), [("afmoe", "global_attn_every_n_layers"), ("exaone_moe", "sliding_window_pattern")])
+def test_the_last_of_every_n_layers_attends_to_everything(kind, key):
+    config = {**SIZES, "model_type": kind, "num_hidden_layers": 8, "sliding_window": 8}
+    expected = [bool((i + 1) % 4) for i in range(8)]
+    assert turns(read(config | {key: 4})) == turns(read(config)) == expected
+    assert turns(read(config | {key: 2})) == [True, False] * 4
+
+
+def test_the_first_of_every_n_layers_of_modernbert_attends_to_everything():
+    config = {"head_dim": 16, "num_attention_heads": 4, "model_type": "modernbert-decoder", "num_hidden_layers": 6}
+    config |= {"global_rope_theta": 1.6e5, "local_rope_theta": 1e4}
+    for given in (config, config | {"global_attn_every_n_layers": 3}):
+        assert [name == "full_attention" for name in read(given).layers] == [i % 3 == 0 for i in range(6)]
+
+
+@pytest.mark.parametrize("kind", ["cohere2_moe", "flint", "lara_mini", "beam", "lfm3"])
+def test_types_whose_layers_follow_no_pattern_need_their_list(kind):
+    with pytest.raises(ec.ConfigError, match="layer_types"):
+        ec.encodings({**SIZES, "model_type": kind, "num_hidden_layers": 4})
+
+
+INTERLEAVED = ("deepseek_v32", "glm_moe_dsa", "axk2", "axk1", "mistral4", "sarvam_mla", "deepseek_v3")
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED)
+def test_latent_attention_turns_neighbouring_channels(kind):
+    found = silent({**LATENT, "model_type": kind})
+    assert found.conventions.pairing == "interleaved"
+    assert str(found.only) == "nope(head_dim=16, heads=4) + rope(head_dim=8, heads=4, theta=10000.0)"
+
+
+@pytest.mark.parametrize("kind", ["cohere2_moe", "glm4v_text", "glm_ocr_text"])
+def test_other_models_that_turn_neighbouring_channels(kind):
+    config = {**SIZES, "model_type": kind, "num_hidden_layers": 4, "layer_types": KINDS}
+    assert silent(config).conventions.pairing == "interleaved"
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_the_switch_of_the_layout_counts_where_the_class_reads_it(flag):
+    for kind in ("deepseek_v3", "axk1", "mistral4", "sarvam_mla", "youtu", "glm4_moe_lite"):
+        found = read({**LATENT, "model_type": kind, "rope_interleave": flag})
+        assert found.conventions.pairing == ("interleaved" if flag else "half")
+    for kind in ("deepseek_v32", "glm_moe_dsa", "axk2"):
+        found = read({**LATENT, "model_type": kind, "rope_interleave": flag})
+        assert found.conventions.pairing == "interleaved"
+        assert any("rope_interleave" in text for text in found.warnings)
+
+
+def test_the_share_of_mistral4_counts_its_whole_head():
+    section = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 8 / 24}
+    found = read({**LATENT, "model_type": "mistral4", "rope_parameters": section})
+    assert str(found.only) == "nope(head_dim=16, heads=4) + rope(head_dim=8, heads=4, theta=10000.0)"
+
+
+def test_a_width_that_the_class_does_not_read_is_named():
+    found = read({**SIZES, "model_type": "minimax_m3_vl_text", "rotary_dim": 8})
+    assert str(found.only) == "rope(head_dim=16, heads=4, theta=10000.0, pairing='half')"
+    assert any("rotary_dim" in text for text in found.warnings)
+
+
+def test_a_base_that_the_class_does_not_read_is_named():
+    config = {"model_type": "mimo_v2_flash", "head_dim": 192, "num_attention_heads": 4, "num_hidden_layers": 3}
+    config |= {"hybrid_layer_pattern": [0, 1, 1], "rope_theta": 1e6, "swa_rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    found = read(config)
+    assert found.layers == ("full_attention", "sliding_attention", "sliding_attention")
+    assert "theta=5000000.0, rotary_dim=64" in str(found["full_attention"])
+    assert "theta=10000.0, rotary_dim=64" in str(found["sliding_attention"])
+    said = " / ".join(found.warnings)
+    assert all(key in said for key in ("rope_theta=1000000.0", "swa_rope_theta=500000.0", "partial_rotary_factor=0.5"))
+
+
+@pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text", "gemma4_unified_text"])
+def test_models_that_scale_by_their_norms_alone(kind):
+    config = {"model_type": kind, "head_dim": 16, "num_attention_heads": 4, "num_hidden_layers": 2}
+    section = {"rope_type": "default", "rope_theta": 1e4}
+    found = read({**config, "layer_types": KINDS[1:3], "rope_parameters": {"sliding_attention": section, "full_attention": section}})
+    assert found.conventions.scale == 1.0
+
+
+@pytest.mark.parametrize("kind", ["granite", "granitemoe", "granitemoeshared", "hyperclovax"])
+def test_attention_multiplier_is_the_scale(kind):
+    config = {**SIZES, "model_type": kind}
+    assert read(config | {"attention_multiplier": 0.0078125}).conventions.scale == 0.0078125
+    assert read(config).conventions.scale == (None if kind == "hyperclovax" else 1.0)
+
+
+def test_sections_that_a_class_has_by_default_are_said_aloud():
+    config = {"model_type": "gemma4_text", "head_dim": 16, "num_attention_heads": 4, "num_hidden_layers": 6, "global_head_dim": 32}
+    found = read(config)
+    assert "theta=10000.0" in str(found["sliding_attention"])
+    assert "proportional(share=0.25, theta=1000000.0)" in str(found["full_attention"])
+    assert any("rope_parameters" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize(("kind", "width"), [("gptj", 64), ("codegen", 64), ("recurrent_gemma", 128)])
+def test_the_width_that_a_class_turns_by_default(kind, width):
+    found = read({"model_type": kind, "head_dim": 256, "num_attention_heads": 2, "num_hidden_layers": 1})
+    assert int((found.only.generator().split().turns[0].freq != 0).sum()) == width // 2
+    assert torch.isfinite(found.only.generator().matrix()).all()
