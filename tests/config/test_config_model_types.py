@@ -101,7 +101,7 @@ def test_latent_attention_turns_neighbouring_channels(kind):
 
 @pytest.mark.parametrize("kind", ["cohere2_moe", "glm4v_text", "glm_ocr_text"])
 def test_other_models_that_turn_neighbouring_channels(kind):
-    config = {**SIZES, "model_type": kind, "num_hidden_layers": 4, "layer_types": KINDS}
+    config = {**SIZES, "head_dim": 64, "model_type": kind, "num_hidden_layers": 4, "layer_types": KINDS}
     assert silent(config).conventions.pairing == "interleaved"
 
 

@@ -15,7 +15,7 @@ from eigenclock.schedules import geometric
 from eigenclock.theory import Rotation
 from eigenclock.theory.numbers import exact
 
-ASSIGNMENTS = ("contiguous", "interleaved")
+ASSIGNMENTS = ("contiguous", "interleaved", "alternating")
 
 
 def m_rope(
@@ -35,8 +35,9 @@ def m_rope(
 
     Args:
         sections: how many of the n pairs each axis gets; left out, a quarter to time and three eighths each to height and width.
-        assignment: "contiguous" (Qwen2-VL: the first section gets the highest frequencies) or "interleaved" (Qwen3-VL: pair i goes to
-            axis i mod A while i < A * sections[axis], the rest to the first axis).
+        assignment: "contiguous" (Qwen2-VL: the first section gets the highest frequencies), "interleaved" (Qwen3-VL: pair i goes to
+            axis i mod A while i < A * sections[axis], the rest to the first axis) or "alternating" (ERNIE 4.5 VL: the axes after the
+            first take turns on the first pairs, the first axis gets the last ones).
         clock: the axes, by default time, height and width, with time as the order of causal caches.
     Units: radians per unit of each axis.
     Raises: ShapeError where the sections do not add up to head_dim / 2; ConfigError where the assignment is unknown or the clock has one
@@ -73,9 +74,11 @@ def axis_of_pair(sections: tuple[int, ...], pairs: int, axes: int, assignment: s
 
     >>> axis_of_pair((2, 1, 1), 4, 3, "contiguous"), axis_of_pair((2, 1, 1), 4, 3, "interleaved")
     (array([0, 0, 1, 2]), array([0, 1, 2, 0]))
+    >>> axis_of_pair((2, 1, 1), 4, 3, "alternating")
+    array([1, 2, 0, 0])
     """
     if assignment not in ASSIGNMENTS:
-        raise ConfigError(f"got assignment={assignment!r}; expected {' or '.join(map(repr, ASSIGNMENTS))}")
+        raise ConfigError(f"got assignment={assignment!r}; expected one of {', '.join(map(repr, ASSIGNMENTS))}")
     if len(sections) != axes or sum(sections) != pairs or min(sections) < 0:
         raise ShapeError(
             f"got sections {tuple(sections)} for {axes} axes and {pairs} pairs; "
@@ -83,6 +86,10 @@ def axis_of_pair(sections: tuple[int, ...], pairs: int, axes: int, assignment: s
         )
     if assignment == "contiguous":
         return np.repeat(np.arange(axes), sections)
+    if assignment == "alternating":
+        if len(set(sections[1:])) != 1:
+            raise ShapeError(f"got sections {tuple(sections)} that alternate; expected as many pairs for each axis after the first")
+        return np.concatenate([np.tile(np.arange(1, axes), sections[1]), np.zeros(sections[0], dtype=int)])
     i = np.arange(pairs)
     limit = axes * np.asarray(sections)
     return np.where(i < limit[i % axes], i % axes, 0)

@@ -40,7 +40,7 @@ def rotary(
     width = _width(section, size, rotary_dim)
     sizes = {"heads": size.heads, "kv_heads": size.kv_heads}
     if section.sections is not None:
-        return _beside(_axes(section, width, source, sizes), size, head - width)
+        return _beside(_axes(section, width, source, sizes, account), size, head - width)
     schedule = schedule_of(section, width // 2, longest, length, account)
     freq: Any = schedule
     if source.divisors is not None or source.sign == -1:
@@ -78,16 +78,31 @@ def _even(width: int, key: str) -> int:
     return width
 
 
-def _axes(section: Section, width: int, source: Source, sizes: dict[str, Any]) -> Encoding:
+def _axes(section: Section, width: int, source: Source, sizes: dict[str, Any], account: Account) -> Encoding:
     sections = tuple(section.sections or ())
     if section.rope_type != "default" or source.sign == -1:
         raise UnsupportedError(
             f"got mrope_section with rope_type={section.rope_type!r}; expected 'default': schedules on axes are not read"
         )
+    if len(sections) != 3:
+        raise UnsupportedError(f"got mrope_section={list(sections)}; expected three sections: time, height, width")
+    if section.assignment == "interleaved" and sum(sections) != width // 2:
+        sections = _counts(sections, width // 2)
+        account.note(f"mrope_section={list(section.sections or ())} bounds interleaved writes: the axes get {list(sections)} pairs")
     if sum(sections) != width // 2:
         raise ConfigError(f"got mrope_section={list(sections)}, {sum(sections)} pairs in all; expected {width // 2}, half the rotary width")
-    assignment = "interleaved" if section.interleaved else "contiguous"
-    return m_rope(width, sections=sections, assignment=assignment, theta=section.theta, pairing=str(source.pairing), **sizes)
+    return m_rope(width, sections=sections, assignment=section.assignment, theta=section.theta, pairing=str(source.pairing), **sizes)
+
+
+def _counts(sections: tuple[int, ...], pairs: int) -> tuple[int, ...]:
+    """How many pairs each axis gets from interleaved writes that were declared for another number of pairs.
+
+    >>> _counts((24, 20, 20), 32)
+    (11, 11, 10)
+    """
+    axes = len(sections)
+    later = [min(count, len(range(axis, pairs, axes))) for axis, count in enumerate(sections) if axis]
+    return (pairs - sum(later), *later)
 
 
 def _beside(turned: Encoding, size: Sizes, rest: int) -> Encoding:

@@ -54,7 +54,7 @@ solar_open glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwe
 """
 _INTERLEAVED = """
 gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm glm4 ernie4_5 ernie4_5_moe helium llama4_text moonshine longcat_flash youtu
-glm4_moe_lite axk1 axk2 cohere2_moe deepseek_v32 glm4v_text glm_moe_dsa glm_ocr_text mistral4 sarvam_mla
+glm4_moe_lite axk1 axk2 cohere2_moe deepseek_v32 ernie4_5_vl_moe_text glm4v_text glm_moe_dsa glm_ocr_text mistral4 sarvam_mla
 """
 HALF, INTERLEAVED = frozenset(_HALF.split()), frozenset(_INTERLEAVED.split())
 MINUS = frozenset(("nanochat",))  # both sides turn by minus frequency times time
@@ -159,13 +159,25 @@ WINDOW_TURNS = frozenset(("cohere2", "cohere2_moe", "flint"))  # without a windo
 LISTED = frozenset(("cohere2_moe", "flint", "lara_mini", "granite_swa", "granitemoe_swa", "beam", "lfm3", "mimo_v2_flash"))
 FLAGGED = frozenset(("smollm3", "llama4_text"))  # no_rope_layers: 1 turns, 0 does not
 
-M_ROPE: Mapping[str, tuple[tuple[int, ...], bool]] = {  # sections where none are named, and whether they are interleaved
-    "qwen2_vl_text": ((16, 24, 24), False),
-    "qwen2_5_vl_text": ((16, 24, 24), False),
-    "qwen3_vl_text": ((24, 20, 20), True),
-    "qwen3_vl_moe_text": ((24, 20, 20), True),
-    "qwen3_5_text": ((11, 11, 10), True),
-    "qwen3_5_moe_text": ((11, 11, 10), True),
+M_ROPE: Mapping[str, tuple[tuple[int, ...], str]] = {  # sections where none are named, and how pairs are shared out
+    "cohere_compass_text": ((24, 20, 20), "interleaved"),
+    "cosmos3_edge_text": ((24, 20, 20), "interleaved"),
+    "ernie4_5_vl_moe_text": ((22, 22, 20), "alternating"),  # height, width, time
+    "glm4v_text": ((8, 12, 12), "contiguous"),
+    "glm4v_moe_text": ((8, 12, 12), "contiguous"),
+    "glm_image_text": ((8, 12, 12), "contiguous"),
+    "glm_ocr_text": ((8, 12, 12), "contiguous"),
+    "hy_v4_vl_text": ((24, 20, 20), "interleaved"),
+    "paddleocr_vl_text": ((16, 24, 24), "contiguous"),
+    "qwen2_vl_text": ((16, 24, 24), "contiguous"),
+    "qwen2_5_vl_text": ((16, 24, 24), "contiguous"),
+    "qwen2_5_omni_text": ((16, 24, 24), "contiguous"),
+    "qwen3_omni_moe_text": ((24, 20, 20), "interleaved"),
+    "qwen3_vl_text": ((24, 20, 20), "interleaved"),
+    "qwen3_vl_moe_text": ((24, 20, 20), "interleaved"),
+    "qwen3_5_text": ((11, 11, 10), "interleaved"),
+    "qwen3_5_moe_text": ((11, 11, 10), "interleaved"),
+    "qwen4_exp_text": ((11, 11, 10), "interleaved"),
 }
 
 WIDE_ON_FULL = frozenset(("gemma4_text", "gemma4_unified_text"))  # wider heads where a layer attends to everything

@@ -128,7 +128,8 @@ def _rotary(
         section = raw.get(kind)
         if section is not None:
             where = f"rope_parameters[{kind!r}]" if len(raw) > 1 else "rope_parameters"
-            read.append(read_section(_complete(section, config, model_type, account), where, longest, account))
+            assignment = families.M_ROPE.get(model_type, ((), None))[1]
+            read.append(read_section(_complete(section, config, model_type, account), where, longest, account, assignment))
             out[kind] = rotary(read[-1], size, source, _rotary_dim(config), longest, length, account)
         else:
             out[kind] = nope(size.head_dim, heads=size.heads, kv_heads=size.kv_heads)
@@ -210,14 +211,29 @@ def _complete(section: Mapping[str, Any], config: Mapping[str, Any], model_type:
         if short != long:
             raise UnsupportedError(f"got short_mscale={short!r} and long_mscale={long!r}; expected them equal: an amplitude has one value")
         out["attention_factor"] = short
+    if model_type.startswith("hunyuan") and (sections := out.get("mrope_section") or out.get("xdrope_section")):
+        raise UnsupportedError(
+            f"got the sections {sections!r} for {model_type}: its class in transformers 5 turns the two channels of a pair by different "
+            "axes, which depends on more than differences of positions, outside the group; for text, whose axes are equal, leave them out"
+        )
     if model_type.startswith("hunyuan") and kind == "dynamic" and out.get("alpha"):
         account.note(f"rope_type='dynamic' with alpha={out['alpha']!r} is a larger base for every length; the other keys have no effect")
         out = {"rope_type": "ntk", "factor": out["alpha"], "rope_theta": out.get("rope_theta")}
     if model_type in families.M_ROPE:
-        usual, interleaved = families.M_ROPE[model_type]
-        out["mrope_section"] = out.get("mrope_section") or usual
-        out.setdefault("mrope_interleaved", interleaved)
+        out = _with_axes(out, model_type, account)
     return out
+
+
+def _with_axes(section: dict[str, Any], model_type: str, account: Account) -> dict[str, Any]:
+    """A section of a model with several axes, with what its class does where the section says nothing."""
+    usual, assignment = families.M_ROPE[model_type]
+    sections = section.get("mrope_section") or usual
+    flag = section.pop("mrope_interleaved", None)
+    if flag is not None and bool(flag) != (assignment == "interleaved"):
+        account.warn(f"mrope_interleaved={flag!r} has no effect: the {model_type} class shares its pairs out {assignment}")
+    if assignment == "alternating" and isinstance(sections, list | tuple) and len(sections) == 3:
+        sections = [sections[2], sections[0], sections[1]]  # the config has height, width, time
+    return section | {"mrope_section": sections}
 
 
 def _rotary_dim(config: Mapping[str, Any]) -> int | None:

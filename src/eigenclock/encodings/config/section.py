@@ -44,7 +44,7 @@ class Section:
     share: float = 1.0
     values: Mapping[str, Any] = field(default_factory=dict)
     sections: tuple[int, ...] | None = None
-    interleaved: bool = False
+    assignment: str = "contiguous"
 
 
 def type_of(given: Mapping[str, Any], where: str) -> str:
@@ -62,7 +62,9 @@ def type_of(given: Mapping[str, Any], where: str) -> str:
     return kind
 
 
-def read_section(given: Mapping[str, Any], where: str, longest: tuple[str, Any] | None, account: Account) -> Section:
+def read_section(
+    given: Mapping[str, Any], where: str, longest: tuple[str, Any] | None, account: Account, assignment: str | None = None
+) -> Section:
     """A section, checked.
 
     Args:
@@ -70,6 +72,7 @@ def read_section(given: Mapping[str, Any], where: str, longest: tuple[str, Any] 
         where: how messages call it.
         longest: the key and the value of the longest context, where the config names one.
         account: takes the notes and warnings.
+        assignment: how the model type shares pairs out among axes, where it does so whatever its section says.
     Raises: ConfigError where a key is unknown, missing or no fitting number.
     """
     kind = type_of(given, where)
@@ -104,8 +107,15 @@ def read_section(given: Mapping[str, Any], where: str, longest: tuple[str, Any] 
         share,
         values,
         None if sections is None else tuple(whole(n, f"{where}.mrope_section") for n in numbers(sections, f"{where}.mrope_section")),
-        bool(given.get("mrope_interleaved", False)),
+        assignment or _assignment(given, where),
     )
+
+
+def _assignment(given: Mapping[str, Any], where: str) -> str:
+    flag = given.get("mrope_interleaved") or False
+    if not isinstance(flag, bool):
+        raise ConfigError(f"got {where}.mrope_interleaved={flag!r}; expected true or false")
+    return "interleaved" if flag else "contiguous"
 
 
 def _check_key(key: str, value: Any, kind: str, where: str, account: Account) -> None:

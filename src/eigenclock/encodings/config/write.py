@@ -183,8 +183,7 @@ def _parameters(spec: Mapping[str, Any], kind: str) -> dict[str, Any]:
         n = spec["head_dim"] // 2
         rest = 3 * n // 8
         out["mrope_section"] = list(spec.get("sections") or (n - 2 * rest, rest, rest))
-        if spec.get("assignment") == "interleaved":
-            out["mrope_interleaved"] = True
+        _assign(out, spec.get("assignment", "contiguous"), kind)
     head, width = spec["head_dim"] + spec.get("_after", 0), spec.get("rotary_dim") or spec["head_dim"]
     if kind in families.THETA_IN_NO_KEY:
         return out | {"rotary_dim": width}
@@ -196,6 +195,21 @@ def _parameters(spec: Mapping[str, Any], kind: str) -> dict[str, Any]:
             )
         out["partial_rotary_factor"] = share
     return out
+
+
+def _assign(out: dict[str, Any], assignment: str, kind: str) -> None:
+    """How the pairs of several axes are shared out, in the words of a model type."""
+    usual = families.M_ROPE.get(kind, ((), "contiguous"))[1]
+    if "alternating" in (assignment, usual) and assignment != usual:
+        raise UnsupportedError(
+            f"got pairs that are shared out {assignment}; {f'model_type {kind!r}' if kind else 'Hugging Face without a model_type'} has "
+            f"them {usual}: name a model_type that shares them out so"
+        )
+    if assignment == "alternating":
+        time, *others = out["mrope_section"]
+        out["mrope_section"] = [*others, time]
+    if assignment == "interleaved":
+        out["mrope_interleaved"] = True
 
 
 def _frequencies(spec: Mapping[str, Any], kind: str) -> dict[str, Any]:
