@@ -59,6 +59,30 @@ def test_nanogpt_has_no_absolute_positions_left() -> None:
     model.crop_block_size(16)
 
 
+@pytest.mark.parametrize("enc", [ec.gla(8, heads=4, features=32), ec.rope(8, heads=4, theta=[10.0, 100.0, 1e3, 1e4])], ids=["gate", "base"])
+def test_nanochat_takes_a_law_per_query_head_on_shared_keys(enc: ec.Encoding) -> None:
+    """The same as in a model with a key for each query head, whose rows are those of the shared keys repeated."""
+    shared, own = NanoChat(kv_heads=2), NanoChat(kv_heads=4)
+    state = shared.state_dict()
+    for name, weight in state.items():
+        if weight.shape != own.state_dict()[name].shape:
+            axis = 1 if "value_embeds" in name else 0
+            width = 1 if "ve_gate" in name else 8
+            state[name] = weight.unflatten(axis, (2, width)).repeat_interleave(2, axis).flatten(axis, axis + 1)
+    own.load_state_dict(state)
+    for model in (shared, own):
+        nanochat.install(model, enc)
+    assert torch.allclose(shared(IDS), own(IDS), atol=1e-6)
+
+
+def test_what_no_call_could_carry_is_refused_at_install() -> None:
+    for install, model in ((nanogpt.install, NanoGPT), (nanochat.install, NanoChat)):
+        with pytest.raises(UnsupportedError, match="linear_attention"):
+            install(model(), "rwkv6(features=32)")
+        with pytest.raises(ShapeError, match="activations"):
+            install(model(), "fox(features=64)")
+
+
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_compiled_nanogpt_trains(spec: str) -> None:
     model = NanoGPT()

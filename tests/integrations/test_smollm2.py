@@ -69,7 +69,9 @@ def test_the_layout_of_the_file_is_a_trap(model: Any, source: Source) -> None:
             for projection, heads in ((layer.self_attn.q_proj, 9), (layer.self_attn.k_proj, 3)):
                 projection.weight.data = convert(projection.weight.data, heads=heads, to="interleaved")
         wrong = model(tokens, labels=tokens).loss
-        install(model, f"rope(theta={model.config.rope_parameters['rope_theta']})")  # eigenclock turns the file's pairs as they are
+        install(
+            model, f"rope(theta={model.config.rope_parameters['rope_theta']}, pairing='interleaved')"
+        )  # eigenclock turns the file's pairs as they are
         turned = model(tokens, labels=tokens).loss
     assert wrong > right + 1
     assert turned == pytest.approx(float(right), abs=1e-4)

@@ -108,6 +108,11 @@ def place(parts: tuple[Outside, ...], x: Tensor, times: Tensor, real: Tensor | N
                 "head, or repeat the keys and values"
             )
         added = vectors(times, real).to(x.dtype)
+        if added.shape[1] not in (1, x.shape[1]):
+            raise ShapeError(
+                f"got positions for {added.shape[1]} heads and {'keys' if keys else 'queries'} with {x.shape[1]}; expected one for each "
+                "key head (build the encoding with kv_heads=), or repeat the keys and values"
+            )
         x = x + F.pad(added, (part.start, x.shape[-1] - part.start - added.shape[-1]))
     return x
 

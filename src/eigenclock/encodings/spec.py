@@ -30,15 +30,19 @@ def encoding(
     rope(head_dim=64, heads=8, theta=500000) * alibi(head_dim=64, heads=8)
     """
     defaults = {k: v for k, v in (("head_dim", head_dim), ("heads", heads), ("kv_heads", kv_heads)) if v is not None}
-    if isinstance(spec, Path) or (isinstance(spec, str) and spec.strip().endswith(".json")):
-        spec = _read_json(Path(spec))
-    tree = from_text(spec) if isinstance(spec, str) else spec
-    built = build(tree, defaults)
+    built = build(tree_of(spec), defaults)
     if not isinstance(built, Encoding):
         raise ConfigError(f"got {spec!r}, which is a {type(built).__name__}; expected an encoding such as 'rope(theta=500000) * alibi'")
     if head_dim is not None and built.head_dim != head_dim:
         raise ConfigError(f"got parts that add up to head_dim {built.head_dim}; expected {head_dim}: change the head_dim of a part")
     return built
+
+
+def tree_of(spec: "str | dict[str, Any] | Path") -> Any:
+    """A spec string, a dict or a JSON file as plain data."""
+    if isinstance(spec, Path) or (isinstance(spec, str) and spec.strip().endswith(".json")):
+        spec = _read_json(Path(spec))
+    return from_text(spec) if isinstance(spec, str) else spec
 
 
 def _read_json(path: Path) -> Any:
@@ -181,4 +185,4 @@ def schedule_spec(schedule: Any) -> dict[str, Any]:
     return {"name": name} | {key: schedule_spec(value) if callable(value) else plain(value) for key, value in given.items()}
 
 
-__all__ = ["encoding", "from_text", "schedule_spec", "to_text"]
+__all__ = ["encoding", "from_text", "schedule_spec", "to_text", "tree_of"]

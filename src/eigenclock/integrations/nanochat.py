@@ -21,7 +21,7 @@ from eigenclock.attention import attention
 from eigenclock.encodings import Encoding
 from eigenclock.encodings.config import encodings
 from eigenclock.errors import UnsupportedError
-from eigenclock.integrations.layers import for_layers
+from eigenclock.integrations.layers import for_layers, key_repeats
 from eigenclock.integrations.optimizers import exempt as exempt
 
 SHARPNESS = 1.2
@@ -39,9 +39,10 @@ class Attention(nn.Module):
     c_proj: nn.Module
     ve_gate: Any
 
-    def __init__(self, own: Any, encoding: Encoding):
+    def __init__(self, own: Any, encoding: Encoding, repeats: int):
         super().__init__()
         self.c_q, self.c_k, self.c_v, self.c_proj, self.ve_gate = own.c_q, own.c_k, own.c_v, own.c_proj, own.ve_gate
+        self.repeats = repeats  # of keys and values, where each query head of a group has a law of its own
         self.layer_idx, self.head_dim, self.encoding = own.layer_idx, own.head_dim, encoding
         self.ve_gate_channels = own.ve_gate_channels
 
@@ -58,6 +59,8 @@ class Attention(nn.Module):
         window = before + 1 if 0 <= before < k.shape[1] - 1 else None
         learned = x if self.encoding.clock.sums else None
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        if self.repeats > 1:
+            k, v = (y.repeat_interleave(self.repeats, 1) for y in (k, v))
         out = attention(q, k, v, self.encoding, window=window, x=learned)
         return self.c_proj(out.transpose(1, 2).flatten(-2))
 
@@ -104,5 +107,6 @@ def install(model: Any, given: Encoding | str) -> None:
     if device.type == "meta":
         raise UnsupportedError("got a model on the meta device; expected one after to_empty() and init_weights()")
     chosen = for_layers(given, len(blocks), head_dim=first.head_dim, heads=first.n_head, kv_heads=first.n_kv_head)
+    repeats = {one: key_repeats(one, first.n_head, first.n_kv_head, first.n_embd) for one in dict.fromkeys(chosen)}
     for block, encoding in zip(blocks, chosen, strict=True):
-        block.attn = Attention(block.attn, encoding.to(device))
+        block.attn = Attention(block.attn, encoding.to(device), repeats[encoding])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from eigenclock.attention import attention
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
-from eigenclock.integrations.layers import for_layers
+from eigenclock.integrations.layers import for_layers, key_repeats
 from eigenclock.integrations.optimizers import exempt as exempt
 
 
@@ -76,6 +76,8 @@ def install(model: Any, given: Encoding | str) -> None:
         )
     first = blocks[0].attn
     chosen = for_layers(given, len(blocks), head_dim=first.n_embd // first.n_head, heads=first.n_head, kv_heads=None)
+    for one in dict.fromkeys(chosen):
+        key_repeats(one, first.n_head, first.n_head, first.n_embd)  # refuses here what no call could carry
     device = first.c_attn.weight.device
     for block, encoding in zip(blocks, chosen, strict=True):
         block.attn = Attention(block.attn, encoding.to(device))

@@ -102,7 +102,8 @@ def with_times(cache: Any, config: Any) -> Any:
             )
         if layer.is_initialized and layer.keys.numel():
             raise UnsupportedError("got a cache that was filled before the encoding was installed; expected an empty one")
-        cache.layers[i] = twins[type(layer)](**({"sliding_window": layer.sliding_window} if layer.is_sliding else {}))
+        timed = cache.layers[i] = object.__new__(twins[type(layer)])
+        timed.__dict__.update(layer.__dict__)  # all that it knows: its window, and whether it must be able to roll back
     if cache.layer_class_to_replicate is not None and not issubclass(cache.layer_class_to_replicate, Timed):
         twin = twins.get(cache.layer_class_to_replicate)
         if twin is None:

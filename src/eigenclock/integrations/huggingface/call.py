@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eigenclock.errors import ClockError, ShapeError
 from eigenclock.integrations.huggingface.cache import Timed, with_times
+from eigenclock.integrations.huggingface.visible import read_masks
 
 Advance = Callable[[Tensor], Tensor]
 """From the last time of each row, (B,), to the next one."""
@@ -37,13 +38,13 @@ class Timing:
     advance: Advance
 
 
-def read_call(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timing: Timing | None) -> dict[str, Any]:
+def read_call(decoder: Any, kwargs: dict[str, Any], timing: Timing | None) -> dict[str, Any]:
     """The keywords of a forward with times taken out of them and the call put in.
 
-    Raises: ShapeError or ClockError where positions or times do not fit the tokens.
+    Raises: ShapeError or ClockError where mask, positions or times do not fit the tokens.
     """
     kwargs = dict(kwargs)
-    tokens = next((x for x in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
+    tokens = next((x for x in (kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None), None)
     if tokens is None:
         return kwargs  # the model says what is missing
     b, t = tokens.shape[:2]
@@ -53,7 +54,7 @@ def read_call(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timin
     if cache is not None or ((decoder.config.use_cache if use is None else use) and not _checkpoints(decoder)):
         cache = kwargs[name] = with_times(cache, decoder.config)
     past = cache.get_seq_length() if cache is not None else 0
-    mask = kwargs.get("attention_mask")
+    mask = kwargs["attention_mask"] = read_masks(kwargs.get("attention_mask"), b, past + t)
     positions = kwargs.get("position_ids")
     times = kwargs.pop("times", None)
     if times is None and positions is not None and positions.is_floating_point():
@@ -68,19 +69,23 @@ def read_call(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timin
     if positions is None:
         positions = torch.arange(past, past + t, device=tokens.device)[None]
         kwargs["position_ids"] = positions
-    elif mask is None and not past:
+    elif positions.ndim != 2 or positions.shape[0] not in (1, b) or positions.shape[1] != t:
+        raise ShapeError(f"got position_ids of shape {tuple(positions.shape)} for {b} rows of {t} tokens; expected (1, {t}) or ({b}, {t})")
+    elif mask is None and cache is None:  # with a cache transformers attends across, whatever positions say
         documents = _documents(positions)
     kwargs["eigenclock"] = Call(positions, times, _padding(mask), documents, cache)
     return kwargs
 
 
-def _padding(mask: Tensor | None) -> Tensor | None:
-    """Which keys are real tokens, (B, S), None where all are; masks of four axes reach the attention function as they are."""
-    return None if mask is None or mask.ndim != 2 or bool(mask.all()) else mask.bool()
+def _padding(mask: Any) -> Tensor | None:
+    """Which keys are real tokens, (B, S), None where all are; masks of four axes reach the attention function by themselves."""
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return None
+    return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask.bool()
 
 
 def _checkpoints(decoder: Any) -> bool:
-    return bool(getattr(decoder, "gradient_checkpointing", False) and decoder.training)
+    return bool(getattr(decoder, "gradient_checkpointing", False) and decoder.training and torch.is_grad_enabled())
 
 
 def _documents(positions: Tensor) -> Tensor | None:

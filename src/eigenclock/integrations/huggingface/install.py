@@ -1,7 +1,10 @@
 """Any encoding in place of the position mechanism of a transformers decoder, and back."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +18,7 @@ from eigenclock.integrations.huggingface.attend import NAME, Layer, attend
 from eigenclock.integrations.huggingface.call import Advance, Timing, read_call
 from eigenclock.integrations.huggingface.saving import mark
 from eigenclock.integrations.huggingface.seams import Seams, find_seams
-from eigenclock.integrations.layers import for_layers
+from eigenclock.integrations.layers import for_layers, key_repeats, laid_out
 
 Given = Encoding | str | Mapping[str, "Encoding | str"] | Sequence["Encoding | str"] | None
 
@@ -77,7 +80,8 @@ def install(model: Any, given: Given = None) -> Installed:
     Args:
         model: a decoder of transformers 5, of one of the types in ``MODEL_TYPES``, with or without a language-model head.
         given: an encoding or its text; one for each layer type of the configuration, or one for each layer. None is the model's own,
-            read from its configuration. An encoding that learns is copied for each layer, others are shared.
+            read from its configuration. Rotations in a text have the layout of the model (its pairing, and how many channels of a head
+            turn) unless they name theirs; an Encoding is taken as it is. One that learns is copied for each layer, others are shared.
     Units: without times a token's time is its position. ``model(..., times=...)`` gives others, (T,) or (B, T).
     Raises: UnsupportedError for another model or a call it cannot carry (dropout on weights, static caches, output_attentions);
         ConfigError or ShapeError where the encoding does not fit the model.
@@ -85,7 +89,7 @@ def install(model: Any, given: Given = None) -> Installed:
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=50)
     >>> model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
-    >>> installed = install(model, "rope(pairing='half') * alibi")
+    >>> installed = install(model, "rope * alibi")
     >>> model(torch.arange(6)[None]).logits.shape
     torch.Size([1, 6, 50])
     >>> installed.uninstall()
@@ -99,15 +103,18 @@ def install(model: Any, given: Given = None) -> Installed:
     AttentionInterface.register(NAME, attend)
     installed = Installed(model, chosen)
     undo = installed._undo
+    repeats = {one: key_repeats(one, seams.heads, seams.kv_heads, seams.config.hidden_size) for one in dict.fromkeys(chosen)}
     for attention, one in zip(seams.attentions, chosen, strict=True):
-        layer = Layer(one).to(next(attention.parameters()).device)
+        layer = Layer(one, repeats[one]).to(next(attention.parameters()).device)
         attention.add_module(NAME, layer)
         undo.append(lambda attention=attention: attention.__delattr__(NAME))
         if one.clock.sums:
             undo.append(attention.register_forward_pre_hook(_remember, with_kwargs=True).remove)
     _still(seams, undo)
+    names = list(inspect.signature(type(seams.decoder).forward).parameters)[1:]
     hook = seams.decoder.register_forward_pre_hook(
-        lambda decoder, args, kwargs: (args, read_call(decoder, args, kwargs, installed.timing)), with_kwargs=True
+        lambda decoder, args, kwargs: ((), read_call(decoder, dict(zip(names, args, strict=False)) | kwargs, installed.timing)),
+        with_kwargs=True,
     )
     undo.append(hook.remove)
     before = model.config._attn_implementation
@@ -140,8 +147,9 @@ def _still(seams: Seams, undo: list[Any]) -> None:
 
 def _for_layers(seams: Seams, given: Any) -> tuple[Encoding, ...]:
     """One encoding for each layer, its own where it learns."""
+    count = len(seams.attentions)
     if isinstance(given, Encodings):
-        given = [given.layer(i) for i in range(len(seams.attentions))]
+        given = [given.layer(i) for i in range(count)]
     elif isinstance(given, Mapping):
         missing = sorted(set(seams.layer_types) - set(given))
         if missing:
@@ -149,4 +157,22 @@ def _for_layers(seams: Seams, given: Any) -> tuple[Encoding, ...]:
                 f"got encodings for the layer types {sorted(given)}; expected one for each of {sorted(set(seams.layer_types))}"
             )
         given = [given[kind] for kind in seams.layer_types]
-    return for_layers(given, len(seams.attentions), head_dim=seams.head_dim, heads=seams.heads, kv_heads=seams.kv_heads)
+    elif isinstance(given, str) or not isinstance(given, Sequence):
+        given = [given] * count
+    read = functools.cache(lambda: _quietly(seams.config))
+    rows = [laid_out(one, functools.partial(_own, read, i)) if isinstance(one, str) else one for i, one in enumerate(given)]
+    return for_layers(rows, count, head_dim=seams.head_dim, heads=seams.heads, kv_heads=seams.kv_heads)
+
+
+def _own(read: Callable[[], Encodings], index: int) -> Encoding | None:
+    """The rotation that a layer's projections were made for: its own, or that of the first layer that turns; None where none does."""
+    found = read()
+    order = [index, *range(len(found.layers))] if index < len(found.layers) else range(len(found.layers))
+    return next((found.layer(i) for i in order if found.rotates[i]), None)
+
+
+def _quietly(config: Any) -> Encodings:
+    """What the configuration says, for its layout alone: warnings are about frequencies."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return encodings(config)
