@@ -232,6 +232,8 @@ WAYS: dict[str, Way] = {
         lambda: {"window": 40, "times": irregular(170, seed=1).flip(-1), "key_times": irregular(140, seed=2).flip(-1)}, 170, 140
     ),
     "cache, left padding, grouped": Way(lambda: {"mask": padding(300, "left")}, queries=3, keys=300, kv_heads=2),
+    "cache, right padding": Way(lambda: {"mask": padding(90, "right")}, queries=3, keys=90, kv_heads=2),
+    "cache, interior padding, window": Way(lambda: {"mask": padding(90, "interior"), "window": 9}, queries=40, keys=90),
     "ties": Way(lambda: {"times": irregular(45, ties=True)}, learn_times=("times",)),
     "all times equal": Way(lambda: {"times": torch.full((45,), 7)}),
     "ties, long": Way(lambda: {"times": irregular(B, 150, ties=True)}, queries=150, learn_times=("times",)),

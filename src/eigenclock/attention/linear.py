@@ -15,7 +15,7 @@ from eigenclock.attention.precision import warn_of_growth
 from eigenclock.attention.problem import Problem, build, check_tensors, read_mask
 from eigenclock.attention.rotate import ROWS
 from eigenclock.attention.state import State, check_pending, check_state, text_of
-from eigenclock.attention.times import Times, given_origin
+from eigenclock.attention.times import Times, given_origin, tokens_at
 from eigenclock.attention.weighing import Weighed, weigh
 from eigenclock.clocks.clock import Reading, with_heads
 from eigenclock.encodings import Encoding
@@ -259,14 +259,14 @@ def _in_order(
         before = ticks.new_zeros(*ticks.shape[:2], 1, ticks.shape[3]) if before is None else before
         rows = torch.broadcast_shapes(before.shape[:2], ticks.shape[:2])
         return ticks.expand(*rows, -1, -1), before.expand(*rows, -1, -1)
-    first = ticks[:, :, :1] if last_real is None else _tokens(ticks, (last_real >= 0).long().argmax(-1, keepdim=True))
+    first = ticks[:, :, :1] if last_real is None else tokens_at(ticks, (last_real >= 0).long().argmax(-1, keepdim=True))
     if before is None:
         before = first
     elif seen is not None:
         before = torch.where(seen[:, None, None, None], before, first)
     if last_real is not None:
         rows = torch.broadcast_shapes(before.shape[:2], ticks.shape[:2])
-        ticks = _tokens(torch.cat([before.expand(*rows, -1, -1), ticks.expand(*rows, -1, -1)], 2), last_real + 1)
+        ticks = tokens_at(torch.cat([before.expand(*rows, -1, -1), ticks.expand(*rows, -1, -1)], 2), last_real + 1)
     shape = torch.broadcast_shapes(before.shape[:2], ticks.shape[:2])
     before, ticks = before.expand(*shape, -1, -1), ticks.expand(*shape, -1, -1)
     steps = ticks.diff(dim=2, prepend=before)
@@ -282,13 +282,6 @@ def _in_order(
             "linear attention does not sort"
         )
     return (steps.cumsum(2), torch.zeros_like(steps[:, :, :1])) if runs is not None else (ticks, before)
-
-
-def _tokens(x: Tensor, index: Tensor) -> Tensor:
-    """Some tokens of (B|1, H|1, T, ...) by an index (B|1, n) for each row."""
-    rows = max(x.shape[0], index.shape[0])
-    index = index[:, None].reshape(index.shape[0], 1, -1, *(1,) * (x.ndim - 3)).expand(rows, x.shape[1], -1, *x.shape[3:])
-    return x.expand(rows, *x.shape[1:]).gather(2, index)
 
 
 # --- the state: what it holds, and its frame: S stands at its last token, sums inside a call in the frame of the turned keys --------
@@ -317,7 +310,7 @@ def _last_token(k: Tensor, v: Tensor, last_real: Tensor | None, state: State | N
             old = x[:, :, -1].clone()
         elif x.shape[2] and last_real is not None:
             last = last_real[:, -1:]
-            old = torch.where((last >= 0)[..., None], _tokens(x, last.clamp_min(0))[:, :, 0], old)
+            old = torch.where((last >= 0)[..., None], tokens_at(x, last.clamp_min(0))[:, :, 0], old)
         out.append(old)
     return out[0], out[1]
 
@@ -352,7 +345,7 @@ def _last_tick(vectors: Tensor, last_real: Tensor | None, state: State | None) -
         return vectors[:, :, -1:]
     shape = torch.broadcast_shapes(before.shape[:2], vectors.shape[:2])
     both = torch.cat([before.expand(*shape, *before.shape[2:]), vectors.expand(*shape, *vectors.shape[2:])], 2)
-    return _tokens(both, last_real[:, -1:] + 1)
+    return tokens_at(both, last_real[:, -1:] + 1)
 
 
 def _count(key_mask: Tensor | None, t: int, state: State | None, device: torch.device) -> Tensor:

@@ -49,6 +49,7 @@ class Problem:
     outside: tuple[Outside, ...] = ()  # what no generator gives
     origin: Tensor | None = None  # what times lack of those that were given
     weights: Weights | None = None  # of tokens in linear attention, None where each weighs 1
+    places: Tensor | None = None  # which keys the queries of a decode step stand at, (B|1, T); None: the last of all
 
     @property
     def other_lifts(self) -> tuple[Lift, ...]:
@@ -67,7 +68,7 @@ class Problem:
 
     @property
     def continues(self) -> bool:
-        """Whether the queries are the last positions of the keys, in order by index: a decode step on a learned clock."""
+        """Whether the queries are tokens of the keys, the last of each row in order by index: a decode step on a learned clock."""
         return self.cross and self.encoding.clock.sums
 
     @property
@@ -124,12 +125,13 @@ def build(
         causal=causal,
         documents=documents,
         key_mask=key_mask,
+        allowed=allowed,
         x=x,
         key_x=key_x,
         device=q.device,
     )
     vectors = for_queries(vectors, h)
-    query_ticks, key_ticks, _ = along_order(vectors, encoding.clock, cross=cross, causal=causal)
+    query_ticks, key_ticks, *_ = along_order(vectors, encoding.clock, cross=cross, causal=causal)
     for name, ticks, heads in (("times", query_ticks, (1, h)), ("key_times", key_ticks, (1, k.shape[1], h))):
         if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:
             raise ShapeError(f"got {name} for {ticks.shape[0]} rows and {ticks.shape[1]} heads; expected (T,), ({b}, T) or ({b}, {h}, T)")
@@ -146,6 +148,7 @@ def build(
         q, k, v, encoding, query_ticks, key_ticks, vectors.queries, vectors.keys, cross, causal, count, span, runs, key_mask, allowed,
         d**-0.5 if scale is None else float(scale), want_lse, generator, generator.split(), lifts,
         sum(slopes[1:], slopes[0]).expand(h) if slopes else None, outside, vectors.origin,
+        places=vectors.places,
     )  # fmt: skip
     _check_law(problem)
     return replace(problem, weights=_weights(problem, x, times is not None, before, opens)) if encoding.weighs else problem

@@ -59,7 +59,7 @@ def attention(
 
     Args:
         times, key_times: (T,), (B, T) or (B, H, T), told apart by rank; None is the clock's own count. With fewer queries than keys
-            and no times, the queries are the last positions (a decode step).
+            and no times, the queries are the last real keys of their row (a decode step), wherever its padding stands.
         x, key_x: activations, for clocks that are learned from them.
         causal: by index in self-attention; key_time <= query_time where ``key_times`` is given or lengths differ.
         window: the query and the n - 1 keys before it, or a duration such as "30min" where the clock has a unit.

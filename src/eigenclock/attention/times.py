@@ -15,21 +15,23 @@ if TYPE_CHECKING:
 
 class Times(NamedTuple):
     """The times of a call, float64 with a common origin: ``queries`` (B|1, H|1, T) and ``keys`` (B|1, H|1, S), with one last axis more
-    where the clock has several axes. ``origin`` (B|1, H|1, 1): what was subtracted from given times, on one clock in steps."""
+    where the clock has several axes. ``origin`` (B|1, H|1, 1): what was subtracted from given times, on one clock in steps. ``places``
+    (B|1, T): which keys the queries of a decode step stand at, None where these are the last of all."""
 
     queries: Tensor
     keys: Tensor
     origin: Tensor | None = None
+    places: Tensor | None = None
 
 
 def read_times(
     clock: Clock, times: Any, key_times: Any, t: int, s: int, *, cross: bool, causal: bool, documents: Tensor | None,
-    key_mask: Tensor | None,
+    key_mask: Tensor | None, allowed: Tensor | None,
     x: Tensor | None, key_x: Tensor | None, device: torch.device,
 ) -> Times:  # fmt: skip
     """Query and key times read by a clock.
 
-    With no times given, queries and keys of different length are a decode step: the queries are the last ``t`` positions.
+    With no times given, queries and keys of different length are a decode step: the queries are the last ``t`` real positions of their row.
     """
     if not cross:
         reading = clock(times, length=t, documents=documents, mask=key_mask, x=x, device=device)
@@ -44,7 +46,7 @@ def read_times(
             )
         keys = with_heads(clock(key_times, length=s, mask=key_mask, x=key_x, device=device).ticks, clock.width)
         _check_length("key_times", keys, s)
-        return Times(keys[:, :, s - t :], keys)
+        return _decode_step(keys, t, key_mask, allowed)
     if key_times is None and times is not None:
         raise ShapeError(
             f"got times for {t} queries and none for {s} keys; expected key_times= as well (queries and keys share no clock otherwise)"
@@ -58,13 +60,69 @@ def read_times(
                 "(left out, they mean a decode step: causal, the queries being the last positions of the keys)"
             )
         keys = with_heads(clock(None, length=s, mask=key_mask, x=key_x, device=device).ticks, clock.width)
-        return Times(keys[:, :, s - t :], keys)
+        return _decode_step(keys, t, key_mask, allowed)
     reading = clock(key_times, length=s, mask=key_mask, x=key_x, device=device)
     keys = with_heads(reading.ticks, clock.width)
     queries = with_heads(clock(times, length=t, origin=reading.origin, x=x, device=device).ticks, clock.width)
     _check_length("key_times", keys, s)
     _check_length("times", queries, t)
     return Times(queries, keys, given_origin(clock, reading, key_times))
+
+
+def _decode_step(keys: Tensor, t: int, key_mask: Tensor | None, allowed: Tensor | None) -> Times:
+    """Times of ``t`` queries that are the last real tokens of their row of keys, whose times are (B|1, H|1, S, ...)."""
+    places = _last_real(t, key_mask, allowed)
+    return Times(keys[:, :, keys.shape[2] - t :] if places is None else tokens_at(keys, places), keys, None, places)
+
+
+def _last_real(t: int, key_mask: Tensor | None, allowed: Tensor | None) -> Tensor | None:
+    """The places of the last ``t`` real keys of each row in order, (B|1, T); None where all padding is on the left, before any real key.
+
+    A row with fewer real keys has its first queries on the padding before them, where they see nothing.
+    """
+    if key_mask is None:
+        _check_block(t, allowed)
+        return None
+    if not torch.compiler.is_compiling():
+        late = ~key_mask & (key_mask.long().cumsum(-1) > 0)  # padding behind a real key
+        if not bool(late.any()):
+            return None
+        short = late.any(-1) & (key_mask.sum(-1) < t)
+        if bool(short.any()):
+            row = int(short.nonzero()[0])
+            raise ShapeError(
+                f"got {t} queries without times and a row with {int(key_mask[row].sum())} real keys and padding behind them (row {row}); "
+                f"expected at least {t}, since the queries are the last real keys of their row: pad such rows on the left, or pass times= "
+                "and key_times="
+            )
+    return real_last(key_mask)[:, key_mask.shape[-1] - t :]
+
+
+def _check_block(t: int, allowed: Tensor | None) -> None:
+    """Refuse a mask of 4 axes that hides late keys from every query: whether those are padding, it cannot say."""
+    if allowed is None or torch.compiler.is_compiling():
+        return
+    seen = allowed.any(1).any(1)  # (B|1, S)
+    hidden = (~seen & (seen.long().cumsum(-1) > 0))[:, seen.shape[-1] - t :]
+    if bool(hidden.any()):
+        row, place = hidden.nonzero()[0].tolist()
+        place += seen.shape[-1] - t
+        raise ShapeError(
+            f"got {t} queries without times and a mask of 4 axes that hides key {place} of row {row} from all of them; "
+            "expected to know where the queries stand: pass padding as a mask (batch, keys), or times= and key_times="
+        )
+
+
+def real_last(key_mask: Tensor) -> Tensor:
+    """The order (B|1, S) of keys that puts padding first and keeps the rest as it is."""
+    return key_mask.long().argsort(dim=-1, stable=True)
+
+
+def tokens_at(x: Tensor, places: Tensor) -> Tensor:
+    """Tokens of (B|1, X|1, S, ...) by an index (B|1, n) for each row."""
+    rows = max(x.shape[0], places.shape[0])
+    index = places[:, None].reshape(places.shape[0], 1, -1, *(1,) * (x.ndim - 3)).expand(rows, x.shape[1], -1, *x.shape[3:])
+    return x.expand(rows, *x.shape[1:]).gather(2, index)
 
 
 def given_origin(clock: Clock, reading: Reading, times: Any) -> Tensor | None:
@@ -89,7 +147,8 @@ def along_order(times: Times, clock: Clock, *, cross: bool, causal: bool) -> Tim
     """The scalar times that say what came before: the times themselves, one axis of several (zeros where none orders), or positions."""
     if cross and clock.sums:  # a decode step: by position, since a signed gate goes back and a closed one stands still
         last = torch.arange(times.keys.shape[2], dtype=torch.float64, device=times.keys.device)[None, None]
-        return Times(last[..., times.keys.shape[2] - times.queries.shape[2] :], last)
+        places = last[..., times.keys.shape[2] - times.queries.shape[2] :] if times.places is None else times.places[:, None].double()
+        return Times(places, last)
     if clock.width == 1:
         return times
     axis = clock.order_axis

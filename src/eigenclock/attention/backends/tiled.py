@@ -14,7 +14,7 @@ from eigenclock.attention.lower import Lowered, lower
 from eigenclock.attention.precision import refuses_growth, warn_of_growth
 from eigenclock.attention.problem import Problem
 from eigenclock.attention.tiled_op import tiled
-from eigenclock.attention.times import per_query_head, smooth, smooth_vectors
+from eigenclock.attention.times import per_query_head, real_last, smooth, smooth_vectors, tokens_at
 
 Merged = tuple[Tensor, Tensor]
 """A softmax over some keys: output (B, H, T, D) and log-sum-exp (B, H, T)."""
@@ -182,6 +182,13 @@ def _cross(problem: Problem, low: Lowered, v: Tensor) -> Merged:
 
 def _continued(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     """Queries that are the last positions of the keys: every key before them in one rectangle, then a causal square."""
+    if problem.places is not None and problem.key_mask is not None:  # padding behind real keys: it moves before them
+        order = real_last(problem.key_mask)
+        low = replace(low, k=tokens_at(low.k, order), key_times=tokens_at(low.key_times, order))
+        v = tokens_at(v, order)
+        problem = replace(
+            problem, key_mask=problem.key_mask.gather(-1, order), key_vectors=tokens_at(problem.key_vectors, order), places=None
+        )
     first = None
     if problem.span is not None:
         query_times, key_times = problem.scalar_times
