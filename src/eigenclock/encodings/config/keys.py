@@ -75,3 +75,13 @@ def misspelt(key: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
 def unknown(key: str, value: Any, where: str, known: Iterable[str]) -> ConfigError:
     """The error for a key that means nothing here, with the nearest known one."""
     return ConfigError(f"got the key {key!r} ({value!r}) in {where}, which is unknown; {nearest(key, list(known))}")
+
+
+def check_dialect(config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Refuses rotary keys that a dialect does not have, and those that look like a misspelling of one it has.
+
+    Raises: ConfigError with the nearest known key.
+    """
+    for key, value in config.items():
+        if key not in known and (any(word in key.lower() for word in ("rope", "rotary")) or misspelt(key, known, 0.9)):
+            raise unknown(key, value, where, known)

@@ -16,6 +16,7 @@ from eigenclock.encodings.config.layers import FULL, SLIDING, layer_types, overr
 from eigenclock.encodings.config.result import Conventions, Encodings
 from eigenclock.encodings.config.section import Section, read_section
 from eigenclock.encodings.config.source import Source, load, understand
+from eigenclock.encodings.config.temperature import SECTION_BETA, by_position
 from eigenclock.encodings.nope import nope
 from eigenclock.errors import ConfigError, UnsupportedError
 from eigenclock.schedules import alibi_slopes
@@ -144,6 +145,7 @@ def _rotary(
         sign,
         amplitude_of(read, scaled=config.get("qk_nope_head_dim") is not None),
         scale=_scale(config, model_type, read),
+        temperature=by_position(config, model_type, raw, account),
     )
     return Encodings(out, said, keys, tuple(account.notes), tuple(account.warnings))
 
@@ -204,6 +206,8 @@ def _complete(section: Mapping[str, Any], config: Mapping[str, Any], model_type:
         inside = out.setdefault(ORIGINAL, config[ORIGINAL])
         if inside != config[ORIGINAL]:
             raise ConfigError(f"got {ORIGINAL}={config[ORIGINAL]!r} at the top of the config and {inside!r} inside; expected one")
+    if model_type in SECTION_BETA:
+        out.pop("llama_4_scaling_beta", None)
     if model_type.startswith("phi3") and "short_factor" in out and kind == "yarn":
         out = {key: value for key, value in out.items() if key != "type"} | {"rope_type": "longrope"}
     if model_type == "phimoe" and "short_mscale" in out:

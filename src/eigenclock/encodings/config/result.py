@@ -12,13 +12,14 @@ class Conventions:
     """The conventions of a model, as its config states them.
 
     Args:
-        source: "huggingface", "meta" (params.json), "gguf" or "nanochat".
+        source: "huggingface", "meta", "mistral" or "deepseek" (their own params.json), "gguf" or "nanochat".
         model_type: the model, where it is named.
         pairing: which channels turn together, "half" or "interleaved"; None where none do.
         sign: both sides turn by sign * freq * time.
         amplitude: where the factor of a schedule stands: "cos and sin" is squared in a score, on the channels that turn alone.
         bias: where ALiBi is added.
         scale: the factor on the inner product, to be given as ``scale=``; None is 1/sqrt(head_dim).
+        temperature: a factor on queries by their position t, in words; it stands beside the encodings and is no part of their scores.
 
     >>> import eigenclock as ec
     >>> ec.encodings({"model_type": "cohere", "head_dim": 8, "rope_theta": 5e5}).conventions.pairing
@@ -32,6 +33,7 @@ class Conventions:
     amplitude: str | None = None
     bias: str | None = None
     scale: float | None = None
+    temperature: str | None = None
 
 
 class Encodings(dict[str, Encoding]):
@@ -114,7 +116,7 @@ class Encodings(dict[str, Encoding]):
         words = [said.source, said.model_type, said.pairing and f"{said.pairing} pairing"]
         words += [said.pairing and f"both sides turn by {'+' if said.sign > 0 else '-'}freq * time"]
         words += [said.amplitude and f"amplitude on {said.amplitude}", said.bias and f"bias {said.bias}"]
-        words += [said.scale and f"scale {said.scale:.6g}"]
+        words += [said.scale and f"scale {said.scale:.6g}", said.temperature]
         lines.append("conventions: " + ", ".join(word for word in words if word))
         return "\n".join([*lines, *(f"note: {text}" for text in self.notes), *(f"warning: {text}" for text in self.warnings)])
 

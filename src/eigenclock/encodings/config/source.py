@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eigenclock.encodings.config.families import ORIGINAL, OUTSIDE, ROTARY_TOP
-from eigenclock.encodings.config.keys import Account, misspelt, number, unknown
+from eigenclock.encodings.config.families import OUTSIDE, ROTARY_TOP
+from eigenclock.encodings.config.keys import Account, check_dialect, number
 from eigenclock.errors import ConfigError, UnsupportedError
 
 
@@ -75,7 +75,9 @@ def understand(config: Mapping[str, Any], account: Account) -> Source:
         return from_gguf(config, account)
     if "model_type" not in config:
         if "dim" in config and ("n_heads" in config or "n_layers" in config):
-            return _meta(config, account)
+            from eigenclock.encodings.config.native import from_params
+
+            return from_params(config, account)
         if "block_size" in config and "n_embd" in config:
             raise UnsupportedError(
                 f"got a nanoGPT config: it has {OUTSIDE['nanogpt']}, outside the group; expected an encoding in its place, such as ec.rope"
@@ -98,43 +100,11 @@ def _refuse_beside(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
             )
 
 
-_META_ROPE = ("rope_theta", "use_scaled_rope", "rope_scaling_factor", "rope_high_freq_factor")
-
-
-def _meta(config: Mapping[str, Any], account: Account) -> Source:
-    """The original params.json of Llama: neighbouring pairs, the scaling of 3.1 behind a flag."""
-    _check_dialect(config, (*_META_ROPE, *ROTARY_TOP), "params.json")
-    out = {
-        key: config[key] for key in ("dim", "n_heads", "n_kv_heads", "n_layers", "head_dim", "rope_theta") if config.get(key) is not None
-    }
-    if config.get("use_scaled_rope"):
-        factor = config.get("rope_scaling_factor")
-        if factor is None:
-            account.warn("use_scaled_rope names no factor: the 8 of Llama 3.1 is used; the small models of 3.2 were released with 32")
-        high = config.get("rope_high_freq_factor")
-        out["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": 8.0 if factor is None else factor,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0 if high is None else high,
-            ORIGINAL: 8192,
-        }
-    elif config.get("rope_scaling_factor") is not None:
-        raise ConfigError("got rope_scaling_factor without use_scaled_rope; expected both")
-    return Source(out, "meta", "interleaved", 1, theta=10000.0)
-
-
 def _nanochat(config: Mapping[str, Any], account: Account) -> Source:
     """nanochat: half pairing, both sides turn by minus the angle, base 100000 in its code."""
-    _check_dialect(config, ("rope_theta", *ROTARY_TOP), "a nanochat config")
+    check_dialect(config, ("rope_theta", *ROTARY_TOP), "a nanochat config")
     account.note("nanochat multiplies queries and keys by a constant after its norm; that is not part of the encoding")
     return Source(config, "nanochat", "half", -1, theta=100000.0)
-
-
-def _check_dialect(config: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key, value in config.items():
-        if key not in known and (any(word in key.lower() for word in ("rope", "rotary")) or misspelt(key, known, 0.9)):
-            raise unknown(key, value, where, known)
 
 
 def uniform(value: Any, key: str) -> Any:
