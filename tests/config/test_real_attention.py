@@ -1,0 +1,63 @@
+"""What ``encodings`` says of a config is what the attention layers of transformers do: some types here, all of them where it is slow."""
+
+import pytest
+import torch
+
+import eigenclock as ec
+from config import compared
+from config.compared import TOLERANCE, compare, difference, runs
+from config.shrunk import model_of, shrunk
+
+pytestmark = pytest.mark.peer("transformers")
+QUICK = {  # model type: laws; each of them agrees
+    "bloom": ("default",),
+    "cohere2": ("default",),
+    "deepseek_v3": ("default", "yarn"),
+    "falcon": ("linear",),
+    "gemma2": ("default",),
+    "gpt_neox": ("yarn",),
+    "gpt_oss": ("default",),
+    "gptj": ("default",),
+    "llama": ("default", "linear", "yarn", "llama3", "longrope"),
+    "mpt": ("default",),
+    "smollm3": ("llama3",),
+}
+
+
+@pytest.mark.parametrize(("kind", "law"), [(kind, law) for kind, laws in QUICK.items() for law in laws])
+def test_scores_are_the_logits_of_real_layers(kind, law):
+    found = compare(kind, law)
+    assert (found.what, found.layers > 1) == ("agrees", True), found
+
+
+READINGS = {  # what a wrong reading of a model with half pairs, base 10000 and scale 1/4 would say
+    "another layout": "rope(pairing='interleaved')",
+    "another base": "rope(theta=10001, pairing='half')",
+    "half of the width": "rope(rotary_dim=8, pairing='half')",
+    "no position": "nope",
+    "a bias": "rope(pairing='half') * alibi",
+    "an amplitude": "rope(freq=yarn(factor=1.1, original_length=100000), pairing='half')",
+}
+
+
+@pytest.mark.parametrize("wrong", [*READINGS, "another scale", "another width of heads"])
+def test_a_wrong_reading_is_seen(wrong):
+    config = shrunk("llama")
+    config = type(config)(**{**config.to_dict(), "head_dim": 16})
+    encs = ec.encodings(config)
+    still, real, times, factors = runs(model_of(config, compared.MOST), encs)
+    right = encs["full_attention"]
+    assert difference(right, None, still[1], real[1], times, factors) < TOLERANCE
+    width = 8 if wrong == "another width of heads" else 16
+    text = READINGS.get(wrong, "rope(pairing='half')")
+    other = ec.encoding(text, head_dim=width, heads=right.heads, kv_heads=right.kv_heads)
+    scale = 0.26 if wrong == "another scale" else None
+    assert difference(other, scale, still[1], real[1], times, factors) > 5 * TOLERANCE
+
+
+def test_a_model_keeps_its_rotation_after_a_run_without_it():
+    config = shrunk("llama")
+    model, encs = model_of(config, compared.MOST), ec.encodings(config)
+    first, again = runs(model, encs), runs(model, encs)
+    assert torch.equal(first[1][0].logits, again[1][0].logits)
+    assert not torch.equal(first[0][0].logits, first[1][0].logits)
