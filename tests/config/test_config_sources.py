@@ -351,6 +351,15 @@ VICTIMS = {
         "use_scaled_rope": True,
         "rope_scaling_factor": 8.0,
     },
+    "mistral": {"dim": 64, "n_heads": 4, "n_layers": 2, "hidden_dim": 9, "rope_theta": 1e6}
+    | {"yarn": {"original_max_position_embeddings": 64, "factor": 4.0, "apply_scale": True, "beta": 32, "alpha": 1}}
+    | {"llama_4_scaling": {"original_max_position_embeddings": 64, "beta": 0.1}},
+    "deepseek": {"dim": 64, "n_heads": 4, "n_layers": 2, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "max_seq_len": 9999},
+    "step": PLAIN
+    | {"model_type": "step3p5", "num_hidden_layers": 2, "rope_theta": [1e6, 1e4], "partial_rotary_factors": [0.5, 1.0]}
+    | {"layer_types": ["full_attention", "sliding_attention"], "yarn_only_types": ["full_attention"], "num_nextn_predict_layers": 0}
+    | {"attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 4}},
+    "ernie": {"model_type": "ernie4_5_vl_moe_text", "head_dim": 16, "rope_parameters": {"rope_theta": 1e4, "mrope_section": [3, 3, 2]}},
     "nanochat": {"sequence_len": 64, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 32},
     "gguf": of("gemma3", rope__freq_base_swa=1e4, attention__sliding_window=5, attention__key_length=16),
 }

@@ -6,12 +6,12 @@ from typing import Any
 
 from eigenclock.errors import ConfigError
 
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "n_head_kv", "multi_query_group_num")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "n_head_kv", "multi_query_group_num", "num_attention_groups")
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-THETA = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
+THETA = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta", "rope_freq_constant")
 LOCAL_THETA = ("rope_local_base_freq", "local_rope_theta")
 SHARE = ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rotary_emb_fraction", "rope_pct", "rope_percent")
 ROTARY_DIM = ("rotary_dim", "rotary_ndims")
@@ -39,6 +39,9 @@ ROTARY_TOP = (
     "rope_ratio",
     "rotary",
     "position_embedding_type",
+    "layer_rope_theta",
+    "partial_rotary_factors",
+    "yarn_only_types",
 )
 
 _HALF = """
@@ -50,7 +53,7 @@ afmoe qwen3_5_text qwen3_5_moe_text bamba falcon_h1 cwm flex_olmo doge recurrent
 exaone_moe flint gemma4_unified_text granitemoeshared granite_swa granitemoe_swa hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax
 internlm3 iquestcoder jais2 kolibri1 lara_mini lfm3 mellum minicpm3 minimax_m3_vl_text mllama_text_model moshi mimo_v2_flash
 olmo_hybrid sarvam_moe
-solar_open glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text
+solar_open step3p5 glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text
 """
 _INTERLEAVED = """
 gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm glm4 ernie4_5 ernie4_5_moe helium llama4_text moonshine longcat_flash youtu
@@ -191,6 +194,8 @@ UNREAD: Mapping[str, tuple[str, ...]] = {
     "minimax_m3_vl_text": ("rotary_dim",),
     "mimo_v2_flash": ("rope_theta", "partial_rotary_factor", "rope_scaling", "swa_rope_theta"),
 }
+# The layer types that a flat scaling is meant for, where the others turn by their plain base.
+SCALED_TYPES: Mapping[str, tuple[str, ...]] = {"step3p5": ("full_attention",)}
 # The sections of model types whose class has one for each layer type, where the config has none.
 _GEMMA4: Mapping[str, Mapping[str, Any]] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},

@@ -6,10 +6,11 @@ from typing import Any
 
 from eigenclock.encodings.config import families
 from eigenclock.encodings.config.keys import Account, first_of, misspelt, number, unknown, whole
+from eigenclock.encodings.config.per_layer import FULL, SLIDING, lists_of, predicted, without_base
 from eigenclock.encodings.config.section import INSIDE_ONLY, SECTION_KEYS, type_of
 from eigenclock.errors import ConfigError
 
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+LINEAR = "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ def layer_types(config: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
     """The type of every layer; empty where the config names no number of layers."""
     named = first_of(config, families.LAYERS)
     count = None if named is None else whole(named[1], named[0])
+    if count is None and (lists := lists_of(config)):
+        count = max(len(next(iter(lists.values()))) - predicted(config), 0)
     given = config.get("layer_types")
     if given is not None:
         if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(kind, str) for kind in given):
             raise ConfigError(f"got layer_types={given!r}; expected a list of names, one per layer")
-        if count is not None and named is not None and len(given) != count:
+        if count is not None and named is not None and len(given) not in (count, count + predicted(config)):
             raise ConfigError(f"got layer_types with {len(given)} entries and {named[0]}={count}; expected one per layer")
-        return tuple(given)
+        return tuple(given[:count])
     if count is None:
         return ()
     if (kinds := config.get("attn_type_list")) is not None:  # MiniMax: 1 is attention, 0 is linear
@@ -82,7 +85,7 @@ def without_position(config: Mapping[str, Any], model_type: str, layers: tuple[s
         return tuple(not flag for flag in flags)
     if model_type in families.NOPE_ON_FULL:
         return _without_window(config, model_type, layers, account)
-    return ()
+    return without_base(config, len(layers))
 
 
 def _without_window(config: Mapping[str, Any], model_type: str, layers: tuple[str, ...], account: Account) -> tuple[bool, ...]:
@@ -101,14 +104,11 @@ def _without_window(config: Mapping[str, Any], model_type: str, layers: tuple[st
     return tuple(kind == FULL for kind in layers)
 
 
-def sizes(
-    config: Mapping[str, Any], model_type: str, given: Mapping[str, int | None], account: Account, layer: Mapping[str, Any] | None = None
-) -> Sizes:
-    """The heads of a layer type: from the config, from what it overrides there, else from the caller.
+def sizes(config: Mapping[str, Any], model_type: str, given: Mapping[str, int | None], account: Account) -> Sizes:
+    """The heads of a layer: from its config, else from the caller.
 
     Raises: ConfigError where the width of a head is named nowhere, or the caller and the config disagree.
     """
-    config = {**config, **(layer or {})}
     heads = _size(config, families.HEADS, given.get("heads"), "heads")
     rotary, fixed = config.get("qk_rope_head_dim"), config.get("qk_nope_head_dim")
     if rotary is not None and fixed is not None:
@@ -151,24 +151,6 @@ def _falcon(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if config.get("new_decoder_architecture"):
         return config
     return {**config, "num_kv_heads": 1 if config.get("multi_query", True) else config.get("num_kv_heads")}
-
-
-def overrides(config: Mapping[str, Any], model_type: str, kind: str, layers: tuple[str, ...]) -> Mapping[str, Any] | None:
-    """What a layer type has in place of the sizes of the model (Gemma 4: wider heads where a layer attends to everything)."""
-    given = config.get("per_layer_config") or {}
-    if not isinstance(given, Mapping) or any(not str(i).isdigit() or not isinstance(values, Mapping) for i, values in given.items()):
-        raise ConfigError(f"got per_layer_config={given!r}; expected an object of keys and values for the number of a layer")
-    per_layer = {int(index): values for index, values in given.items()}
-    found = [per_layer.get(i, {}) for i, name in enumerate(layers) if name == kind]
-    if per_layer and any(values != found[0] for values in found):
-        raise ConfigError(f"got per_layer_config that differs between layers of type {kind!r}; expected one for each layer type")
-    if per_layer and found:
-        return found[0]
-    if model_type in families.WIDE_ON_FULL and kind == FULL and config.get("per_layer_config") is None:
-        wide, keys = config.get("global_head_dim", 512), config.get("num_global_key_value_heads")
-        shared = config.get("attention_k_eq_v", True) and keys is not None
-        return {"head_dim": wide} | ({"num_key_value_heads": keys} if shared else {})
-    return None
 
 
 def rotary_top(config: Mapping[str, Any], model_type: str, account: Account) -> dict[str, Any]:

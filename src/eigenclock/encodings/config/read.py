@@ -12,7 +12,8 @@ from eigenclock.encodings.config import families
 from eigenclock.encodings.config.build import amplitude_of, rotary
 from eigenclock.encodings.config.families import ORIGINAL
 from eigenclock.encodings.config.keys import Account, first_of, number
-from eigenclock.encodings.config.layers import FULL, SLIDING, layer_types, overrides, sections, sizes, without_position
+from eigenclock.encodings.config.layers import layer_types, rotary_top, sections, sizes, without_position
+from eigenclock.encodings.config.per_layer import FULL, SLIDING, Part, of_types, split
 from eigenclock.encodings.config.result import Conventions, Encodings
 from eigenclock.encodings.config.section import Section, read_section
 from eigenclock.encodings.config.source import Source, load, understand
@@ -110,31 +111,26 @@ def _rotary(
     layers = layer_types(config, model_type)
     skipped = without_position(config, model_type, layers, account)
     layers = layers or (FULL,) * len(skipped)
-    types = tuple(dict.fromkeys(kind for kind in layers if kind not in families.NO_ENCODING))
-    if not layers and model_type in families.NOPE_ON_FULL:
-        types, still = (SLIDING, FULL), (FULL,)
-    else:
-        still = _standing(types, layers, skipped)
-    turning = tuple(kind for kind in types if kind not in still)
-    raw = sections(config, model_type, turning or types, source.theta, account)
-    raw = {kind: section for kind, section in raw.items() if kind not in still}
+    keys, parts = split(config, model_type, layers, skipped) if layers else ((), _unnumbered(config, model_type, source, account))
+    found = _sections(config, model_type, parts, source, account)
     longest = first_of(config, families.LONGEST)
-    turned = [kind for kind, section in raw.items() if section is not None]
     sign = source.sign or (-1 if model_type in families.MINUS else 1)
+    turned = any(section is not None for section in found.values())
     source = replace(source, sign=sign, pairing=_pairing(source, model_type, config, pairing, account) if turned else None)
+    several = len({part.kind for part in parts.values() if part.turns}) > 1
+    assignment = families.M_ROPE.get(model_type, ((), None))[1]
     out: dict[str, Encoding] = {}
     read: list[Section] = []
-    for kind in types or tuple(raw):
-        size = sizes(config, model_type, given, account, overrides(config, model_type, kind, layers))
-        section = raw.get(kind)
-        if section is not None:
-            where = f"rope_parameters[{kind!r}]" if len(raw) > 1 else "rope_parameters"
-            assignment = families.M_ROPE.get(model_type, ((), None))[1]
-            read.append(read_section(_complete(section, config, model_type, account), where, longest, account, assignment))
-            out[kind] = rotary(read[-1], size, source, _rotary_dim(config), longest, length, account)
-        else:
-            out[kind] = nope(size.head_dim, heads=size.heads, kv_heads=size.kv_heads)
-    keys = _split(out, layers, skipped, still)
+    for name, part in parts.items():
+        here = {**config, **part.own}
+        size = sizes(here, model_type, given, account)
+        section = found[name]
+        if section is None:
+            out[name] = nope(size.head_dim, heads=size.heads, kv_heads=size.kv_heads)
+            continue
+        where = f"rope_parameters[{part.kind!r}]" if several else "rope_parameters"
+        read.append(read_section(_complete(section, here, model_type, account), where, longest, account, assignment))
+        out[name] = rotary(read[-1], size, source, _rotary_dim(here), longest, length, account)
     for kind in dict.fromkeys(layers):
         if kind in families.NO_ENCODING:
             account.note(f"layers of type {kind} are no softmax attention and have no encoding here")
@@ -145,26 +141,29 @@ def _rotary(
         sign,
         amplitude_of(read, scaled=config.get("qk_nope_head_dim") is not None),
         scale=_scale(config, model_type, read),
-        temperature=by_position(config, model_type, raw, account),
+        temperature=by_position(config, model_type, found, account),
     )
     return Encodings(out, said, keys, tuple(account.notes), tuple(account.warnings))
 
 
-def _standing(types: tuple[str, ...], layers: tuple[str, ...], skipped: tuple[bool, ...]) -> tuple[str, ...]:
-    """The layer types of which no layer turns."""
-    return tuple(kind for kind in types if skipped and all(off for off, name in zip(skipped, layers, strict=True) if name == kind))
+def _unnumbered(config: Mapping[str, Any], model_type: str, source: Source, account: Account) -> dict[str, Part]:
+    """What goes under each layer type of a config that does not say how many layers there are."""
+    if model_type in families.NOPE_ON_FULL:
+        return of_types(config, model_type, (SLIDING, FULL), (FULL,))
+    return of_types(config, model_type, tuple(sections(config, model_type, (), source.theta, account)), ())
 
 
-def _split(out: dict[str, Encoding], layers: tuple[str, ...], skipped: tuple[bool, ...], still: tuple[str, ...]) -> tuple[str, ...]:
-    """The key of every layer; layers without position get keys of their own where others of their type turn."""
-    if not skipped:
-        return layers
-    keys = tuple(f"{kind}_nope" if off and kind not in still else kind for kind, off in zip(layers, skipped, strict=True))
-    for kind, key in zip(layers, keys, strict=True):
-        if key != kind and key not in out:
-            one = out[kind]
-            out[key] = nope(one.head_dim, heads=one.heads, kv_heads=one.kv_heads)
-    return keys
+def _sections(
+    config: Mapping[str, Any], model_type: str, parts: Mapping[str, Part], source: Source, account: Account
+) -> dict[str, dict[str, Any] | None]:
+    """The raw section under each key; None where nothing turns."""
+    turning = tuple(dict.fromkeys(part.kind for part in parts.values() if part.turns))
+    if not turning:
+        rotary_top(config, model_type, account)  # its keys are checked even where nothing reads them
+    return {
+        name: sections({**config, **part.own}, model_type, turning, source.theta, account)[part.kind] if part.turns else None
+        for name, part in parts.items()
+    }
 
 
 def _with_defaults(config: Mapping[str, Any], model_type: str, account: Account) -> Mapping[str, Any]:

@@ -40,7 +40,8 @@ class Encodings(dict[str, Encoding]):
     """Layer type -> encoding, with the layers of the model and how its config was read.
 
     A config that names no layer types has one, "full_attention". Layers of a type of which only some turn are split: those without
-    rotation are under "<type>_nope". Layers that are no softmax attention (``linear_attention``) stand in ``layers`` and have no encoding.
+    rotation are under "<type>_nope", those with a base or a share of their own under "<type>_2" and so on. Layers that are no softmax
+    attention (``linear_attention``) stand in ``layers`` and have no encoding.
 
     Printed, it lists the encodings, the layers and everything that was noticed.
 
