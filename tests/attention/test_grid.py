@@ -159,6 +159,9 @@ WAYS: dict[str, Way] = {
     "window 20, documents, padding": Way(
         lambda: {"window": 20, "documents": documents(150, True), "mask": padding(150, "left")}, queries=150
     ),
+    "window 9, interior padding": Way(
+        lambda: {"window": 9, "documents": documents(150, True), "mask": padding(150, "interior")}, queries=150, kv_heads=2
+    ),
     "documents": Way(lambda: {"documents": documents(45, False)}),
     "documents per row, long": Way(
         lambda: {"documents": documents(300, True), "times": irregular(300)}, queries=300, learn_times=("times",)

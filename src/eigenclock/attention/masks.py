@@ -17,7 +17,7 @@ def dense_visible(problem: Problem, rows: slice = slice(None)) -> Bool[Tensor, "
     if problem.causal:
         seen = seen & (_lag(problem, problem.query_times, problem.key_times, rows) >= 0 if problem.cross else (j <= i))
     if problem.window is not None:
-        seen = seen & (_latest(problem, seen, problem.window) if problem.cross else (i - j < problem.window))
+        seen = seen & (_latest(problem, seen, problem.window) if problem.cross else _near(problem, problem.window, rows))
     if problem.span is not None:
         seen = seen & (_lag(problem, *problem.scalar_times, rows) < problem.span)
     if problem.documents is not None:
@@ -32,6 +32,13 @@ def dense_visible(problem: Problem, rows: slice = slice(None)) -> Bool[Tensor, "
 def _lag(problem: Problem, query_times: Tensor, key_times: Tensor, rows: slice) -> Tensor:
     """t - s of every pair, (B|1, H|1, T, S)."""
     return query_times[:, :, rows, None] - per_query_head(key_times, problem.q.shape[1])[:, :, None, :]
+
+
+def _near(problem: Problem, window: int, rows: slice) -> Tensor:
+    """The ``window`` real tokens up to each query, itself included, by index, (B|1, 1, T, S)."""
+    t, mask, device = problem.q.shape[2], problem.key_mask, problem.q.device
+    count = torch.arange(t, device=device)[None] if mask is None else mask.long().cumsum(-1)
+    return (count[:, rows, None] - count[:, None, :] < window).unsqueeze(1)
 
 
 def _latest(problem: Problem, seen: Tensor, window: int) -> Tensor:

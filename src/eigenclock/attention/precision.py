@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
+from eigenclock.attention.bands import first_of_latest
 from eigenclock.attention.problem import Problem
 from eigenclock.theory import Split
 
@@ -93,9 +94,11 @@ def longest_lag(problem: Problem) -> float:
     lags = [float((queries - first).max())]
     if problem.span is not None:
         lags.append(problem.span)
-    if problem.window is not None and not problem.cross and problem.window <= keys.shape[-1]:
-        n = problem.window - 1
-        lags.append(float((queries[..., n:] - keys[..., : keys.shape[-1] - n]).max()))
+    if problem.window is not None and not problem.cross:
+        places = torch.arange(keys.shape[-1], dtype=torch.float64, device=keys.device)[None, None]
+        first = first_of_latest(places, places, problem.key_mask, problem.window)
+        rows = torch.broadcast_shapes(keys.shape, first.shape)
+        lags.append(float((queries - keys.expand(rows).gather(-1, first.expand(rows))).max()))
     return max(0.0, min(lags))
 
 

@@ -62,7 +62,7 @@ def attention(
             and no times, the queries are the last real keys of their row (a decode step), wherever its padding stands.
         x, key_x: activations, for clocks that are learned from them.
         causal: by index in self-attention; key_time <= query_time where ``key_times`` is given or lengths differ.
-        window: the query and the n - 1 keys before it, or a duration such as "30min" where the clock has a unit.
+        window: the query and the n - 1 keys before it, padding left out, or a duration such as "30min" where the clock has a unit.
         documents: integer ids (T,) or (B, T) of packed documents; attention stays inside a document.
         mask: True may attend; key padding (B, S), or 4 axes that broadcast to (B, H, T, S).
         scale: 1/sqrt(D) of the head as given (before any lift).

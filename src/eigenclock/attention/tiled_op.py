@@ -61,22 +61,36 @@ def _planned(plan: str, window: int, job: Job) -> Job:
     return replace(job, tiles=tuple(tiles), **norms)
 
 
-def _bounded(plan: str, window: int, job: Job) -> Job:
-    """The job with the interval of keys each query sees, where that is no fixed number of them."""
+def _bounded(plan: str, window: int, job: Job) -> tuple[int, Job]:
+    """The job with the interval of keys each query sees, where that is no fixed number of them; and the window that is left to the plan."""
+    job = _with_ends(plan, window, job)
+    return (0 if job.first is not None else window), job
+
+
+def _with_ends(plan: str, window: int, job: Job) -> Job:
     if not job.q.shape[2] or not job.k.shape[2]:
         return job
     if plan == "whole" and job.documents is not None and job.key_documents is not None:
         first, last = bands.of_documents(job.documents, job.key_documents)
         return replace(job, first=first, last=last, documents=None, key_documents=None)
-    if window and plan == "continued":
+    if window and (plan == "continued" or (plan == "square" and _holes(job.key_mask))):
         places = torch.arange(job.k.shape[2], dtype=torch.float64, device=job.k.device)[None, None]
-        return replace(job, first=bands.first_of_latest(places[..., -job.q.shape[2] :], places, job.key_mask, window))
+        first = bands.first_of_latest(places[..., -job.q.shape[2] :], places, job.key_mask, window)
+        return replace(job, first=first if job.first is None else torch.maximum(job.first, first))
     times = job.query_times[..., 0], job.key_times[..., 0]
     if plan == "strict staircase":
         return replace(job, last=bands.last_before(*times))
     if window and plan == "staircase":
         return replace(job, first=bands.first_of_latest(*times, job.key_mask, window))
     return job
+
+
+def _holes(key_mask: Tensor | None) -> bool:
+    """Whether padding stands between real keys, where it does not count in a window."""
+    if key_mask is None:
+        return False
+    count = key_mask.long().cumsum(-1)
+    return bool((~key_mask & (count > 0) & (count < count[:, -1:])).any())
 
 
 def _pieces(plan: str, window: int, whole: Job, backward: bool) -> list[_Piece]:
@@ -127,7 +141,7 @@ def _forward(
     """Output (B, H, T, D) and log-sum-exp (B, H, T) of a lowered call; see Job for the shapes."""
     masks = documents, key_documents, key_mask, allowed, first
     whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, *masks)
-    pieces = _pieces(plan, window, _bounded(plan, window, whole), False)
+    pieces = _pieces(plan, *_bounded(plan, window, whole), False)
     if len(pieces) == 1:
         return engine.forward(pieces[0].job)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -157,7 +171,7 @@ def _backward(
     """Gradients to q, k, v, query_times, key_times, rate, nilpotent and slope (empty tensors for those nobody asked for)."""
     masks = documents, key_documents, key_mask, allowed, first
     whole = Job(q, k, v, query_times, key_times, scale, (), rate, paired, nilpotent, order, slope, *masks)
-    pieces = _pieces(plan, window, _bounded(plan, window, whole), True)
+    pieces = _pieces(plan, *_bounded(plan, window, whole), True)
     shared_keys = len({(p.rows.start, p.keys.start) for p in pieces}) < len(pieces)  # several pieces add to one key head
     keys = [(torch.zeros_like if shared_keys else torch.empty_like)(x, memory_format=torch.contiguous_format) for x in (k, v)]
     dq, dk, dv = torch.empty_like(q, memory_format=torch.contiguous_format), *keys

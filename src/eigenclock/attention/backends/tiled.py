@@ -184,11 +184,12 @@ def _continued(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     """Queries that are the last positions of the keys: every key before them in one rectangle, then a causal square."""
     if problem.places is not None and problem.key_mask is not None:  # padding behind real keys: it moves before them
         order = real_last(problem.key_mask)
-        low = replace(low, k=tokens_at(low.k, order), key_times=tokens_at(low.key_times, order))
-        v = tokens_at(v, order)
-        problem = replace(
-            problem, key_mask=problem.key_mask.gather(-1, order), key_vectors=tokens_at(problem.key_vectors, order), places=None
-        )
+        mask, v = problem.key_mask.gather(-1, order), tokens_at(v, order)
+        times, vectors = (tokens_at(x, order) for x in (low.key_times, problem.key_vectors))
+        if problem.span is not None and vectors.ndim == 3:
+            vectors = smooth(vectors, None, mask)
+        low = replace(low, k=tokens_at(low.k, order), key_times=smooth_vectors(times, None, mask))
+        problem = replace(problem, key_mask=mask, key_vectors=vectors, places=None)
     first = None
     if problem.span is not None:
         query_times, key_times = problem.scalar_times

@@ -22,7 +22,8 @@ Merged = tuple[Tensor, Tensor]
 class Queries:
     """Turned queries behind the stored keys: q (B, H, T, D), times (B|1, H|1, T, W) for what decays, scalar (B|1, H|1, T) for biases and
     windows, real (B|1, T). ``start``: the place of the first among the tokens; key j is before query i where j <= start + i, which
-    holds for all that are stored. window: keys by count, span: by time."""
+    holds for all that are stored. window: keys by count, and ``count`` (B|1, T) how many real tokens there are up to each query; span:
+    by time."""
 
     q: Tensor
     times: Tensor
@@ -32,13 +33,14 @@ class Queries:
     scale: float
     window: int | None = None
     span: float | None = None
+    count: Tensor | None = None
 
     def rows(self, low: int, high: int) -> "Queries":
         """Some of the queries."""
         cut = slice(low, high)
         return Queries(
             self.q[:, :, cut], self.times[:, :, cut], self.scalar[:, :, cut], None if self.real is None else self.real[:, cut],
-            self.start + low, self.scale, self.window, self.span,
+            self.start + low, self.scale, self.window, self.span, None if self.count is None else self.count[:, cut],
         )  # fmt: skip
 
     def earliest(self, times: Tensor) -> Tensor:
@@ -143,8 +145,10 @@ class _View:
     def first_seen(self, queries: Queries) -> int:
         """The place of the first key that any of the queries may see."""
         first, store = self.store.first, self.store
-        if queries.window is not None:
+        if queries.window is not None and store.real is None and queries.real is None:
             first = max(first, queries.start - queries.window + 1)
+        elif queries.window is not None and queries.count is not None:
+            first = max(first, store.place_of(queries.count[:, 0] - queries.window))
         if queries.span is not None and len(store):
             inside = queries.earliest(queries.scalar)[..., 0].amin() - store.ticks.tensor < queries.span
             inside = inside.flatten(0, 1).any(0)
@@ -164,8 +168,7 @@ class _View:
         if low < store.first:
             seen = _also(seen, (torch.arange(low, high, device=device) >= store.first)[None, None, None])
         if queries.window is not None:
-            last = queries.start + torch.arange(queries.q.shape[2], device=device)
-            seen = _also(seen, (last[:, None] - torch.arange(low, high, device=device) < queries.window)[None, None])
+            seen = _also(seen, self.near(queries, queries.window, low, high))
         if queries.span is not None and ticks is not None:
             seen = _also(seen, queries.scalar[..., None] - ticks[:, :, None] < queries.span)
         kind = ops.bias_dtype(queries.q.dtype)
@@ -177,6 +180,12 @@ class _View:
         if bias is None:
             bias = torch.zeros(seen.shape, dtype=kind, device=device)
         return bias.masked_fill(~seen, -math.inf), seen.any(-1) if reduce else seen
+
+    def near(self, queries: Queries, window: int, low: int, high: int) -> Tensor:
+        """Which of the keys low .. high are among the ``window`` latest real tokens up to each query, (B|1, 1, T, n)."""
+        assert queries.count is not None  # set beside a window
+        count = self.store.counted(low, high)
+        return (queries.count[..., None] - count[:, None] < window).unsqueeze(1)
 
     def kernel(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, alive: Tensor | None) -> Merged:
         """One softmax: (N, H, T, D) on (N, G, S, D); rows that see nothing give 0 and -inf."""

@@ -57,10 +57,10 @@ def cached_attention(
         cache: what an earlier piece returned; None begins a sequence.
         times: (T,), (B, T) or (B, H, T) of the new tokens, told apart by rank; None is the clock's own count, which a cache continues.
         x: activations of the new tokens, for clocks that are learned from them.
-        mask: key padding (B, T) of the new tokens, True = a real token: rows of different length are padded on the left. It is never seen
-            and stops the index clock.
-        window: the query and the n - 1 tokens before it, or a duration where the clock has a unit; :meth:`KVCache.evict` gives the
-            memory of older tokens back.
+        mask: key padding (B, T) of the new tokens, True = a real token, wherever the padding stands. It is never seen, counts in no
+            window and stops the index clock.
+        window: the query and the n - 1 tokens before it, padding left out, or a duration where the clock has a unit;
+            :meth:`KVCache.evict` gives the memory of older tokens back.
         scale: 1/sqrt(D) of the head as given.
         return_lse: return (output, log-sum-exp) in place of the output.
         value_encoding: as in :func:`eigenclock.attention`; values are stored turned at their own time.
@@ -111,22 +111,26 @@ def _attend(
     elif problem.biased:
         out, lse = run(_on_all(problem, new))
     elif q.shape[2] == 1:  # the new token is the last of those stored
-        out, lse = look(new.store, piece.law, _queries(piece, len(new.store) - 1))
+        out, lse = look(new.store, piece.law, _queries(piece, new.store, len(new.store) - 1))
     else:
         assert cache is not None
         _warn(piece, new.store)
         own, own_lse = run(problem)
         assert own_lse is not None
-        out, lse = look(cache.store, piece.law, _queries(piece, len(cache.store)))
+        out, lse = look(cache.store, piece.law, _queries(piece, cache.store, len(cache.store)))
         out, lse = _merged((out[..., : own.shape[-1]], lse), (own, own_lse))
     out = out[..., : v.shape[-1]]
     out = out if piece.side is None else piece.side.turned_back(out)
     return out.to(q.dtype), lse if return_lse else None, new
 
 
-def _queries(piece: Piece, start: int) -> Queries:
+def _queries(piece: Piece, store: Store, start: int) -> Queries:
     problem, low = piece.problem, piece.low
-    return Queries(low.q, low.query_times, problem.scalar_times[0], problem.key_mask, start, problem.scale, problem.window, problem.span)
+    real, count = problem.key_mask, None
+    if problem.window is not None:
+        own = torch.arange(1, low.q.shape[2] + 1, device=low.q.device)[None] if real is None else real.long().cumsum(-1)
+        count = store.before(start)[:, None] + own
+    return Queries(low.q, low.query_times, problem.scalar_times[0], real, start, problem.scale, problem.window, problem.span, count)
 
 
 def _merged(a: Merged, b: Merged) -> Merged:
@@ -139,8 +143,9 @@ def _on_all(problem: Problem, cache: KVCache) -> Problem:
     t, n, device = problem.q.shape[2], len(tokens), problem.q.device
     place = torch.arange(n, dtype=torch.float64, device=device)
     allowed = None
-    if problem.window is not None:  # by place, as in one piece: the latest keys by time would leave padding out
-        allowed = (place[n - t :, None] - place < problem.window)[None, None]
+    if problem.window is not None:  # by place, as in one piece, not by time
+        count = place[None] if tokens.real is None else tokens.real.long().cumsum(-1)
+        allowed = (count[:, n - t :, None] - count[:, None] < problem.window).unsqueeze(1)
     k, v = tokens.keys[..., : problem.k.shape[-1]], tokens.values[..., : problem.v.shape[-1]]
     return replace(
         problem, q=problem.q.to(k.dtype), k=k, v=v, query_times=place[None, None, n - t :], key_times=place[None, None],

@@ -90,6 +90,23 @@ class Store:
         """Tokens stored, those dropped at the start of the oldest chunk included."""
         return self.closed + len(self.open_keys)
 
+    def counted(self, low: int, high: int) -> Tensor:
+        """How many real tokens there are up to each of the places low .. high, itself included, (B|1, n); hidden ones count."""
+        if self.real is None:
+            return torch.arange(low + 1, high + 1, device=self.ticks.tensor.device)[None]
+        return self.real.tensor.long().cumsum(-1)[:, low:high]
+
+    def before(self, place: int) -> Tensor:
+        """How many real tokens stand before a place, (B|1,)."""
+        if self.real is None:
+            return torch.full((1,), place, device=self.ticks.tensor.device)
+        return self.real.tensor[:, :place].sum(-1)
+
+    def place_of(self, count: Tensor) -> int:
+        """The first place that some row reaches behind so many of its real tokens, (B|1,)."""
+        count = count.clamp_min(0)
+        return int(count.min()) if self.real is None else int((self.counted(0, len(self)) <= count[:, None]).all(0).sum())
+
     def runs(self) -> dict[str, Run]:
         """The parts by name."""
         return {f.name: run for f in fields(self) if isinstance(run := getattr(self, f.name), Run)}

@@ -152,7 +152,8 @@ class KVCache:
         return replace(self, store=self.store.rows(index, batch), **own)
 
     def evict(self, keep: int | str) -> "KVCache":
-        """Without the oldest tokens: all but the last ``keep``, or those that no row's window of that duration reaches any more.
+        """Without the oldest tokens: all but the last ``keep`` of every row, padding left out, or those that no row's window of that
+        duration reaches any more.
 
         What stays keeps its time, and so does the next token: evicting changes no result of calls with ``window=keep``. It costs nothing;
         memory is given back when it next grows.
@@ -164,7 +165,8 @@ class KVCache:
         else:
             if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
                 raise ConfigError(f"got keep={keep!r}; expected a number of tokens, at least 0, or a duration such as '30min'")
-            count = max(0, len(self) - keep)
+            store = self.store
+            count = max(0, store.place_of(store.before(len(store)) - keep) - store.first)
         home = {name: x[:, :, count:] for name, x in self._homes().items()}
         return replace(self, store=self.store.dropped(count), **home) if count else self
 
