@@ -167,3 +167,46 @@ def test_the_width_that_a_class_turns_by_default(kind, width):
     found = read({"model_type": kind, "head_dim": 256, "num_attention_heads": 2, "num_hidden_layers": 1})
     assert int((found.only.generator().split().turns[0].freq != 0).sum()) == width // 2
     assert torch.isfinite(found.only.generator().matrix()).all()
+
+
+def test_types_that_turn_only_by_a_switch():
+    config = {**SIZES, "model_type": "granitemoehybrid", "num_hidden_layers": 2}
+    assert turns(read(config)) == turns(read(config | {"position_embedding_type": "nope"})) == [False, False]
+    assert turns(read(config | {"position_embedding_type": "rope"})) == [True, True]
+    unnumbered = {key: value for key, value in config.items() if key != "num_hidden_layers"}
+    assert str(read(unnumbered).only) == "nope(head_dim=16, heads=4)"
+
+
+def test_key_heads_as_a_class_has_them():
+    config = {**SIZES, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    assert read({**config, "model_type": "jetmoe"}).only.kv_heads is None
+    window = {"layer_types": ["full_attention", "sliding_attention"], "head_dim": 192, "rope_theta": None}
+    found = read({**config, **window, "model_type": "mimo_v2_flash"})
+    assert (found["full_attention"].kv_heads, found["sliding_attention"].kv_heads or 4) == (2, 4)
+
+
+@pytest.mark.parametrize(("kind", "pairing"), [("roformer", "interleaved"), ("esm", "half"), ("openai_privacy_filter", "interleaved")])
+def test_encoders_that_turn(kind, pairing):
+    config = {**SIZES, "model_type": kind, "num_hidden_layers": 1}
+    found = silent(config | ({"position_embedding_type": "rotary"} if kind == "esm" else {}))
+    assert found.conventions.pairing == pairing
+
+
+@pytest.mark.parametrize("given", [None, "half", "interleaved"])
+def test_an_unknown_type_gets_no_confident_answer(given):
+    found = read({**SIZES, "model_type": "of_tomorrow", "num_hidden_layers": 1}, pairing=given)
+    said = " / ".join(found.warnings)
+    assert "'of_tomorrow' is not known here" in said
+    assert all(words in said for words in ("every layer turns", "scale")), said
+    assert ("half pairing" in said) == (given is None)
+
+
+def test_without_a_type_the_layout_that_is_assumed_is_noted():
+    assert any("half pairing" in text for text in silent(SIZES).notes)
+    assert not any("half pairing" in text for text in silent(SIZES, pairing="interleaved").notes)
+
+
+@pytest.mark.parametrize("kind", ["laguna", "diffusion_gemma_text", "openai_privacy_filter"])
+def test_types_with_a_schedule_of_their_own_need_their_section(kind):
+    with pytest.raises(ec.ConfigError, match="rope_parameters"):
+        ec.encodings({"model_type": kind, "head_dim": 16, "num_attention_heads": 4, "num_hidden_layers": 2})

@@ -26,7 +26,7 @@ HEAD_DIM = 64
 OWN = "transformers.models."
 """Where classes of transformers itself are: the code of others, which came with a config, is not run."""
 MODEL_KEYS = frozenset(
-    ("model_type", "architectures", *families.HEADS, *families.HIDDEN, *families.HEAD_DIM, *families.LAYERS, *families.LONGEST)
+    ("model_type", "architectures", *families.HEADS, *families.HIDDEN, *families.HEAD_DIM, *families.LAYERS, *families.LENGTHS)
 ) | frozenset(families.ROTARY_TOP)
 EVEN = "even width"
 """A width that is odd stays odd whatever is guessed for the sizes that a config leaves out."""
@@ -91,7 +91,7 @@ def probe_of_config(
     encs, refused, outside = _understood(config, options, made)
     if encs is not None:
         notes += [*encs.notes, *encs.warnings]
-    longest = next((n for key in families.LONGEST if isinstance(n := config.get(key), int) and n > options.length), None)
+    longest = next((n for key in families.LENGTHS if isinstance(n := config.get(key), int) and n > options.length), None)
     if longest is not None:
         notes.append(f"judged for {options.length} positions, its config is for {longest}: give length={longest} to judge for all of them")
     if outside:

@@ -40,7 +40,8 @@ def rotary(
     width = _width(section, size, rotary_dim)
     sizes = {"heads": size.heads, "kv_heads": size.kv_heads}
     if section.sections is not None:
-        return _beside(_axes(section, width, source, sizes, account), size, head - width)
+        turned = _beside(_axes(section, width, source, sizes, account), size, head - width)
+        return nope(size.fixed, **sizes) + turned if size.fixed else turned
     schedule = schedule_of(section, width // 2, longest, length, account)
     freq: Any = schedule
     if source.divisors is not None or source.sign == -1:

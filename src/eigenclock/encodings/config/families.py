@@ -16,7 +16,10 @@ LOCAL_THETA = ("rope_local_base_freq", "local_rope_theta")
 SHARE = ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rotary_emb_fraction", "rope_pct", "rope_percent")
 ROTARY_DIM = ("rotary_dim", "rotary_ndims")
 ORIGINAL = "original_max_position_embeddings"
-LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+LONGEST = ("max_position_embeddings", "n_positions")
+# Lengths beside those two: some are the longest context, some the trained one, and a config may hold both.
+OTHER_LENGTHS = ("max_seq_len", "max_sequence_length", "seq_length", "model_max_length")
+LENGTHS = (*LONGEST, *OTHER_LENGTHS)
 PATTERN = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
 SECTIONS = ("rope_parameters", "rope_scaling")
 
@@ -45,19 +48,22 @@ ROTARY_TOP = (
 )
 
 _HALF = """
-llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma gemma2 gemma3_text gemma3n_text gemma4_text
-phi phi3 phimoe gpt_neox gpt_neox_japanese falcon stablelm persimmon nemotron olmo olmo2 olmo3 olmoe starcoder2 granite granitemoe
-smollm3 gpt_oss arcee apertus exaone exaone4 seed_oss hunyuan_v1_dense minimax minimax_m2 nanochat jetmoe dbrx bitnet diffllama jamba
-lfm2 dots1 qwen2_vl_text qwen2_vl qwen2_5_vl_text qwen2_5_vl qwen3_vl_text qwen3_vl_moe_text glm4_moe modernbert-decoder vaultgemma
+esm qwen llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma gemma2 gemma3_text gemma3n_text
+gemma4_text phi phi3 phimoe gpt_neox gpt_neox_japanese falcon stablelm persimmon nemotron olmo olmo2 olmo3 olmoe starcoder2 granite
+granitemoe smollm3 gpt_oss arcee apertus exaone exaone4 seed_oss hunyuan_v1_dense minimax minimax_m2 nanochat jetmoe dbrx bitnet diffllama
+jamba lfm2 dots1 qwen2_vl_text qwen2_vl qwen2_5_vl_text qwen2_5_vl qwen3_vl_text qwen3_vl_moe_text glm4_moe modernbert-decoder vaultgemma
 afmoe qwen3_5_text qwen3_5_moe_text bamba falcon_h1 cwm flex_olmo doge recurrent_gemma apertus1p5_text aria_text beam emu3_text_model
-exaone_moe flint gemma4_unified_text granitemoeshared granite_swa granitemoe_swa hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax
-internlm3 iquestcoder jais2 kolibri1 lara_mini lfm3 mellum minicpm3 minimax_m3_vl_text mllama_text_model moshi mimo_v2_flash
-olmo_hybrid sarvam_moe
-solar_open step3p5 glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text
+exaone_moe flint gemma4_unified_text granitemoeshared granite_swa granitemoe_swa hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3
+iquestcoder jais2 kolibri1 lara_mini lfm3 mellum minicpm3 minimax_m3_vl_text mllama_text_model moshi mimo_v2_flash olmo_hybrid sarvam_moe
+solar_open step3p5 glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text granitemoehybrid
+cosmos3_edge_text deepseek_ocr2_text diffusion_gemma_text embedding_gemma2_text eurobert granite4_vision_text granite_docling_text gte
+higgs_audio_v2 jina_embeddings_v3 laguna lfm2_moe modernbert molmo2_text muse_glimmer_text muse_spark_text nomic_bert qwen2_5_omni_talker
+ultrabert unlimited_ocr_text dia_encoder
 """
 _INTERLEAVED = """
-gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm glm4 ernie4_5 ernie4_5_moe helium llama4_text moonshine longcat_flash youtu
-glm4_moe_lite axk1 axk2 cohere2_moe deepseek_v32 ernie4_5_vl_moe_text glm4v_text glm_moe_dsa glm_ocr_text mistral4 sarvam_mla
+roformer gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm glm4 ernie4_5 ernie4_5_moe helium llama4_text moonshine longcat_flash
+youtu glm4_moe_lite axk1 axk2 cohere2_moe deepseek_v32 ernie4_5_vl_moe_text glm4v_text glm_moe_dsa glm_ocr_text mistral4 sarvam_mla
+openai_privacy_filter
 """
 HALF, INTERLEAVED = frozenset(_HALF.split()), frozenset(_INTERLEAVED.split())
 MINUS = frozenset(("nanochat",))  # both sides turn by minus frequency times time
@@ -68,6 +74,7 @@ DEFAULT_THETA: Mapping[str, float] = {
     "apertus1p5_text": 12e6,
     "bitnet": 5e5,
     "cohere": 5e5,
+    "cosmos3_edge_text": 1e8,
     "cwm": 1e6,
     "ernie4_5": 5e5,
     "ernie4_5_moe": 5e5,
@@ -78,9 +85,12 @@ DEFAULT_THETA: Mapping[str, float] = {
     "gemma3_text": 1e6,
     "gemma3n_text": 1e6,
     "gpt_oss": 1.5e5,
+    "gte": 1.6e5,
     "helium": 1e5,
+    "jina_embeddings_v3": 2e4,
     "hy_v3": 11158840.0,
     "lfm2": 1e6,
+    "lfm2_moe": 1e6,
     "llama4_text": 5e5,
     "longcat_flash": 1e7,
     "mellum": 5e5,
@@ -89,11 +99,14 @@ DEFAULT_THETA: Mapping[str, float] = {
     "minimax_m3_vl_text": 5e6,
     "mixtral": 1e6,
     "mllama_text_model": 5e5,
+    "modernbert": 1.6e5,
     "modernbert-decoder": 1.6e5,
+    "nomic_bert": 1e3,
     "olmo3": 5e5,
     "paddleocr_vl_text": 5e5,
     "phimoe": 1e6,
     "qwen2_5_omni_text": 1e6,
+    "qwen2_5_omni_talker": 1e6,
     "qwen2_5_vl_text": 1e6,
     "qwen2_vl_text": 1e6,
     "qwen3_omni_moe_text": 1e6,
@@ -104,8 +117,13 @@ DEFAULT_THETA: Mapping[str, float] = {
     "solar_open": 1e6,
 }
 # The base of sliding layers where a model has two.
-DEFAULT_LOCAL_THETA: Mapping[str, float] = {"gemma3_text": 1e4, "gemma3n_text": 1e4, "modernbert-decoder": 1e4}
-THETA_IN_NO_KEY = frozenset(("gptj", "codegen"))  # 10000 is written into the model
+DEFAULT_LOCAL_THETA: Mapping[str, float] = {"gemma3_text": 1e4, "gemma3n_text": 1e4, "modernbert": 1e4, "modernbert-decoder": 1e4}
+# Types whose class has a schedule of its own, or a base per layer type, where the config has none: it has to be there.
+_SECTIONED = """
+diffusion_gemma_text embedding_gemma2_text laguna muse_glimmer_text muse_spark_text ultrabert higgs_audio_v2 openai_privacy_filter
+"""
+NEED_SECTION = frozenset(_SECTIONED.split())
+THETA_IN_NO_KEY = frozenset(("gptj", "codegen", "roformer"))  # 10000 is written into the model
 
 # The share of the head that turns where the config does not say, and all of it elsewhere.
 DEFAULT_SHARE: Mapping[str, float] = {
@@ -125,11 +143,13 @@ DEFAULT_SHARE: Mapping[str, float] = {
     "bamba": 0.5,
 }
 
+_GRANITES = "granite granite_swa granitemoe granitemoe_swa granitemoeshared granitemoehybrid granite4_vision_text"
 # Numbers that released configs leave out.
 DEFAULT_SIZES: Mapping[str, Mapping[str, float]] = {
     "codegen": {"rotary_dim": 64},
     "gptj": {"rotary_dim": 64},
-    **{name: {"attention_multiplier": 1.0} for name in ("granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared")},
+    **{name: {"attention_multiplier": 1.0} for name in _GRANITES.split()},
+    "granite_docling_text": {"attention_multiplier": 0.015625},
     "vaultgemma": {"query_pre_attn_scalar": 256},
     "gemma2": {"query_pre_attn_scalar": 256},
     "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256},
@@ -143,6 +163,7 @@ DEFAULT_PATTERN: Mapping[str, int] = {
     "gemma3n_text": 5,
     "gemma4_text": 6,
     "gemma4_unified_text": 6,
+    "modernbert": 3,
     "modernbert-decoder": 3,
     "afmoe": 4,
     "cohere2": 4,
@@ -152,11 +173,14 @@ DEFAULT_PATTERN: Mapping[str, int] = {
     "olmo3": 4,
     "vaultgemma": 2,
 }
-FULL_FIRST = frozenset(("modernbert-decoder",))  # of every n layers the first attends to everything, in the others the last
+FULL_FIRST = frozenset(("modernbert", "modernbert-decoder"))  # of every n layers the first attends to everything, in the others the last
 DEFAULT_INTERVAL = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))  # every fourth layer is attention, the others are linear
 # Layers that attend to everything do not turn, those with a window do. A few turn every layer where the config names no window.
 TURN_WITHOUT_WINDOW = frozenset(("exaone4", "exaone_moe", "kolibri1"))
 NOPE_ON_FULL = TURN_WITHOUT_WINDOW | frozenset(("afmoe", "cohere2", "cohere2_moe", "flint", "lara_mini"))
+TURN_BY_SWITCH = frozenset(("granitemoehybrid",))  # no layer turns unless position_embedding_type is "rope"
+TILED_KEYS = frozenset(("jetmoe",))  # head h reads key head h mod n, where others read h // (heads / n)
+WIDE_KEYS = frozenset(("mimo_v2_flash",))  # twice as many key heads in layers with a window
 WINDOW_TURNS = frozenset(("cohere2", "cohere2_moe", "flint"))  # without a window no layer turns
 # Which layers have a window follows no pattern that a number could give: the config has to name them.
 LISTED = frozenset(("cohere2_moe", "flint", "lara_mini", "granite_swa", "granitemoe_swa", "beam", "lfm3", "mimo_v2_flash"))
@@ -185,7 +209,9 @@ M_ROPE: Mapping[str, tuple[tuple[int, ...], str]] = {  # sections where none are
 
 WIDE_ON_FULL = frozenset(("gemma4_text", "gemma4_unified_text"))  # wider heads where a layer attends to everything
 # The factor on the inner product of models that scale queries by their norms alone.
-SCALE_ONE = frozenset(("gemma3n_text", "gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text"))
+SCALE_ONE = frozenset(
+    ("gemma3n_text", "gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text", "dia_encoder")
+)
 # What stands in a config of these types and is not read by their class in transformers 5.
 UNREAD: Mapping[str, tuple[str, ...]] = {
     "axk2": ("rope_interleave",),

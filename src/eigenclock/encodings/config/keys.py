@@ -66,6 +66,21 @@ def first_of(config: Mapping[str, Any], names: Iterable[str]) -> tuple[str, Any]
     return given[0] if given else None
 
 
+def longest_of(config: Mapping[str, Any], names: Iterable[str], others: Iterable[str], account: Account) -> tuple[str, Any] | None:
+    """The longest context a config names, with its key; a note where another length stands beside it.
+
+    Raises: ConfigError where two names of it disagree.
+    """
+    found = first_of(config, names)
+    beside = [(name, config[name]) for name in others if config.get(name) is not None]
+    if found is None:
+        found, beside = (beside[0], beside[1:]) if beside else (None, [])
+    for name, value in beside:
+        if found is not None and value != found[1]:
+            account.note(f"{name}={value!r} stands beside {found[0]}={found[1]!r}: one is trained, one is served; {found[0]} is used")
+    return found
+
+
 def misspelt(key: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
     """The known key that a key is most likely a misspelling of, or None."""
     close = difflib.get_close_matches(key, list(known), n=1, cutoff=cutoff)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from eigenclock.encodings.config import families
-from eigenclock.encodings.config.keys import Account, first_of, misspelt, number, unknown, whole
+from eigenclock.encodings.config.keys import Account, first_of, misspelt, number, whole
 from eigenclock.encodings.config.per_layer import FULL, SLIDING, lists_of, predicted, without_base
-from eigenclock.encodings.config.section import INSIDE_ONLY, SECTION_KEYS, type_of
+from eigenclock.encodings.config.section import SECTION_KEYS, type_of
+from eigenclock.encodings.config.switches import check_top
 from eigenclock.errors import ConfigError
 
 LINEAR = "linear_attention"
@@ -83,9 +84,17 @@ def without_position(config: Mapping[str, Any], model_type: str, layers: tuple[s
         )
         (account.note if model_type in families.FLAGGED else account.warn)(text)
         return tuple(not flag for flag in flags)
+    if does_not_turn(config, model_type):
+        account.note(f"{model_type} turns its queries and keys only where position_embedding_type is 'rope': no layer has a position")
+        return (True,) * len(layers)
     if model_type in families.NOPE_ON_FULL:
         return _without_window(config, model_type, layers, account)
     return without_base(config, len(layers))
+
+
+def does_not_turn(config: Mapping[str, Any], model_type: str) -> bool:
+    """Whether a switch leaves a model without positions."""
+    return model_type in families.TURN_BY_SWITCH and config.get("position_embedding_type") != "rope"
 
 
 def _without_window(config: Mapping[str, Any], model_type: str, layers: tuple[str, ...], account: Account) -> tuple[bool, ...]:
@@ -128,6 +137,9 @@ def sizes(config: Mapping[str, Any], model_type: str, given: Mapping[str, int | 
         width = total // heads
     if model_type == "falcon":
         config = _falcon(config)
+    if model_type in families.TILED_KEYS:
+        account.note(f"{model_type}: head h reads key head h mod n; the encoding takes keys that were repeated so, one for each head")
+        return Sizes(width, heads or 1, None)
     kv_heads = _size(config, families.KV_HEADS, given.get("kv_heads"), "kv_heads")
     if kv_heads is not None and (heads or 1) % kv_heads:
         raise ConfigError(
@@ -155,18 +167,7 @@ def _falcon(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def rotary_top(config: Mapping[str, Any], model_type: str, account: Account) -> dict[str, Any]:
     """The rotary keys at the top of a config, under the names they have in a section; strangers are refused or named."""
-    for key, value in config.items():
-        if key in families.ROTARY_TOP or value is None:
-            continue
-        if key in INSIDE_ONLY or key == "rope_type":
-            raise ConfigError(f"got {key}={value!r} at the top of the config, where nothing reads it; expected it in rope_parameters")
-        about = any(word in key.lower() for word in ("rope", "rotary", "alibi"))
-        if near := misspelt(key, families.ROTARY_TOP, 0.8 if about else 0.9):
-            raise unknown(key, value, "the config", [near])
-        if about:
-            account.warn(f"{key}={value!r} is not read here; check that it does not change positions")
-    if config.get("rope_ratio") is not None:
-        raise ConfigError(f"got rope_ratio={config['rope_ratio']!r}; expected rope_theta, which is 10000 times that ratio")
+    check_top(config, model_type, account)
     found = {"rope_theta": first_of(config, families.THETA), "partial_rotary_factor": first_of(config, families.SHARE)}
     return {name: value[1] for name, value in found.items() if value is not None}
 
@@ -282,7 +283,7 @@ def _default_theta(model_type: str, theta: float | None, account: Account) -> fl
         value = 10000.0 if theta is None else theta
         account.note(f"rope_theta is named nowhere: {value:g} is written into the code of the model")
         return value
-    if model_type in families.HALF | families.INTERLEAVED:
+    if model_type in (families.HALF | families.INTERLEAVED) - families.NEED_SECTION:
         value = families.DEFAULT_THETA.get(model_type, 10000.0)
         account.warn(f"rope_theta is named nowhere: {value:g} is used, the default of {model_type}")
         return value

@@ -94,6 +94,8 @@ def _of_type(config: Mapping[str, Any], model_type: str, kind: str) -> dict[str,
     other = config.get("attention_other_setting")
     if isinstance(other, Mapping) and other.get("attention_type", SLIDING) == kind:
         out |= {key: value for key, value in other.items() if key in _SIZES}
+    if model_type in families.WIDE_KEYS and kind == SLIDING and isinstance(keys := config.get("num_key_value_heads"), int):
+        out["num_key_value_heads"] = 2 * keys
     if model_type in families.WIDE_ON_FULL and kind == FULL and config.get("per_layer_config") is None:
         wide, keys = config.get("global_head_dim", 512), config.get("num_global_key_value_heads")
         shared = config.get("attention_k_eq_v", True) and keys is not None

@@ -11,12 +11,13 @@ from eigenclock.encodings.base import Encoding
 from eigenclock.encodings.config import families
 from eigenclock.encodings.config.build import amplitude_of, rotary
 from eigenclock.encodings.config.families import ORIGINAL
-from eigenclock.encodings.config.keys import Account, first_of, number
-from eigenclock.encodings.config.layers import layer_types, rotary_top, sections, sizes, without_position
+from eigenclock.encodings.config.keys import Account, first_of, longest_of, number
+from eigenclock.encodings.config.layers import does_not_turn, layer_types, rotary_top, sections, sizes, without_position
 from eigenclock.encodings.config.per_layer import FULL, SLIDING, Part, of_types, split
 from eigenclock.encodings.config.result import Conventions, Encodings
 from eigenclock.encodings.config.section import Section, read_section
 from eigenclock.encodings.config.source import Source, load, understand
+from eigenclock.encodings.config.switches import qwen_base
 from eigenclock.encodings.config.temperature import SECTION_BETA, by_position
 from eigenclock.encodings.nope import nope
 from eigenclock.errors import ConfigError, UnsupportedError
@@ -107,13 +108,14 @@ def _rotary(
     account: Account,
 ) -> Encodings:
     config = _with_defaults(source.config, model_type, account)
-    _check_kind(config)
+    if not does_not_turn(config, model_type):
+        _check_kind(config)
     layers = layer_types(config, model_type)
     skipped = without_position(config, model_type, layers, account)
     layers = layers or (FULL,) * len(skipped)
     keys, parts = split(config, model_type, layers, skipped) if layers else ((), _unnumbered(config, model_type, source, account))
     found = _sections(config, model_type, parts, source, account)
-    longest = first_of(config, families.LONGEST)
+    longest = longest_of(config, families.LONGEST, families.OTHER_LENGTHS, account)
     sign = source.sign or (-1 if model_type in families.MINUS else 1)
     turned = any(section is not None for section in found.values())
     source = replace(source, sign=sign, pairing=_pairing(source, model_type, config, pairing, account) if turned else None)
@@ -129,7 +131,7 @@ def _rotary(
             out[name] = nope(size.head_dim, heads=size.heads, kv_heads=size.kv_heads)
             continue
         where = f"rope_parameters[{part.kind!r}]" if several else "rope_parameters"
-        read.append(read_section(_complete(section, here, model_type, account), where, longest, account, assignment))
+        read.append(read_section(_complete(section, here, model_type, length, account), where, longest, account, assignment))
         out[name] = rotary(read[-1], size, source, _rotary_dim(here), longest, length, account)
     for kind in dict.fromkeys(layers):
         if kind in families.NO_ENCODING:
@@ -148,6 +150,8 @@ def _rotary(
 
 def _unnumbered(config: Mapping[str, Any], model_type: str, source: Source, account: Account) -> dict[str, Part]:
     """What goes under each layer type of a config that does not say how many layers there are."""
+    if does_not_turn(config, model_type):
+        return of_types(config, model_type, (FULL,), (FULL,))
     if model_type in families.NOPE_ON_FULL:
         return of_types(config, model_type, (SLIDING, FULL), (FULL,))
     return of_types(config, model_type, tuple(sections(config, model_type, (), source.theta, account)), ())
@@ -198,13 +202,17 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         )
 
 
-def _complete(section: Mapping[str, Any], config: Mapping[str, Any], model_type: str, account: Account) -> Mapping[str, Any]:
+def _complete(
+    section: Mapping[str, Any], config: Mapping[str, Any], model_type: str, length: float | None, account: Account
+) -> Mapping[str, Any]:
     """A section with what its model type reads elsewhere or under another name."""
     out, kind = dict(section), section.get("rope_type", section.get("type"))
     if config.get(ORIGINAL) is not None and kind in ("yarn", "longrope", "su", "llama3", "dynamic"):
         inside = out.setdefault(ORIGINAL, config[ORIGINAL])
         if inside != config[ORIGINAL]:
             raise ConfigError(f"got {ORIGINAL}={config[ORIGINAL]!r} at the top of the config and {inside!r} inside; expected one")
+    if model_type == "qwen" and kind in (None, "default") and (factor := qwen_base(config, length, account)) != 1:
+        out |= {"rope_type": "ntk", "factor": factor}
     if model_type in SECTION_BETA:
         out.pop("llama_4_scaling_beta", None)
     if model_type.startswith("phi3") and "short_factor" in out and kind == "yarn":
@@ -265,8 +273,13 @@ def _pairing(source: Source, model_type: str, config: Mapping[str, Any], given: 
         return found
     if given is None and source.name == "gguf":
         raise ConfigError("got a GGUF architecture whose layout is not known; expected pairing='half' or 'interleaved' in the call")
-    if given is None and model_type:
-        account.warn(f"the layout of model_type {model_type!r} is not known here: half is used, as in most of transformers; check pairing=")
+    if model_type:
+        layout = "half pairing is assumed, as in most of transformers, that " if given is None else "it is assumed that "
+        check = "give pairing=, and check the rest against its code" if given is None else "check that against its code"
+        rest = "every layer turns unless the config says otherwise, and that its scale is the plain one"
+        account.warn(f"model_type {model_type!r} is not known here: {layout}{rest}; {check}")
+    if given is None and not model_type and source.name == "huggingface":
+        account.note("no model_type is named: half pairing is assumed, as in most of transformers")
     return given or "half"
 
 

@@ -100,6 +100,8 @@ def read_section(
             raise ConfigError(f"got rope_type={kind!r} without {key} in {where}; expected {', '.join(needed)}")
     values = {key: _checked(key, value, where) for key, value in values.items()}
     _check_lengths(kind, values, longest, where, account)
+    if kind == "ntk":
+        account.note("rope_type='ntk' means the base theta * factor^(n / (n - 1)); vLLM divides pair i by factor^((i + 1) / n) instead")
     sections = given.get("mrope_section")
     return Section(
         kind,

@@ -22,7 +22,8 @@ def by_position(
     if found is None:
         return None
     key, text = found
-    account.note(f"{key}: {text}; it stands beside the encoding and is not part of it")
+    say = account.warn if key == "use_logn_attn" else account.note  # a switch of older code, which others leave out
+    say(f"{key}: {text}; it stands beside the encoding and is not part of it")
     return text
 
 
@@ -36,6 +37,9 @@ def _of_config(config: Mapping[str, Any], sections: Mapping[str, Mapping[str, An
         return "attn_temperature_tuning", _steps(_STILL, beta, length, "", "(t + 1)", ("attn_scale", "floor_scale"))
     if model_type == "beam":
         return "beam", f"{_STILL} times (1 + (t + 1) / 2048)^0.1"
+    if model_type == "qwen" and config.get("use_logn_attn") and config.get("seq_length") is not None:
+        length = number(config["seq_length"], "seq_length", above=1)
+        return "use_logn_attn", f"queries beyond {length:.12g} tokens times ln(t + 1) / ln({length:.12g})"
     section = next((part for part in sections.values() if part and part.get("llama_4_scaling_beta") is not None), None)
     if model_type in SECTION_BETA and section is not None:
         length = section.get(ORIGINAL, config.get(ORIGINAL, config.get("max_position_embeddings")))
