@@ -17,7 +17,7 @@ from test_readme import ROOT, read
 
 import eigenclock as ec
 from eigenclock.audit import SEVERITIES, SUBJECTS, Block, Finding, Measured, Report
-from eigenclock.audit.report import UNITS, page
+from eigenclock.audit.report import UNITS, VERDICTS, page
 
 SCHEMA = json.loads(read("docs/audit_report.schema.json"))
 REPORT = SCHEMA["$defs"]["report"]
@@ -100,7 +100,17 @@ def test_the_schema_is_one_and_refuses_what_is_no_report():
     finding = Finding("r", "fault", "x", float("inf"), "half", {"at": (1, 2.0), "layer": "full"})
     good = Report("m", "spec", 2, "float64", (finding,), ("r",), {"s": "it has none"}, blocks=(block,)).to_dict()
     assert complaints(good) == complaints([good, good]) == []
-    spoilt = ({"more": 1}, {"schema": 2}, {"kind": "guess"}, {"ok": None}, {"length": "4096"}, {"findings": [{"rule": "r"}]}, {"units": {}})
+    spoilt = (
+        {"more": 1},
+        {"schema": 1},
+        {"kind": "guess"},
+        {"ok": "yes"},
+        {"verdict": "FINE"},
+        {"unjudged": [""]},
+        {"length": "4096"},
+        {"findings": [{"rule": "r"}]},
+        {"units": {}},
+    )
     assert [bool(complaints(good | one)) for one in spoilt] == [True] * len(spoilt)
     assert complaints({key: value for key, value in good.items() if key != "notes"})
     assert complaints(good | {"blocks": [good["blocks"][0] | {"rate": [0.5]}]})
@@ -113,6 +123,7 @@ def test_the_schema_names_what_reports_have():
     for name, value in {"report": data, "finding": data["findings"][0], "block": data["blocks"][0], "units": data["units"]}.items():
         part = SCHEMA["$defs"][name]
         assert set(value) == set(part["properties"]) == set(part["required"]) and part["additionalProperties"] is False, name
+    assert REPORT["properties"]["verdict"]["enum"] == [VERDICTS[ok] for ok in (True, False, None)]
     assert REPORT["properties"]["kind"]["enum"] == list(SUBJECTS) and REPORT["properties"]["schema"]["const"] == data["schema"]
     assert SCHEMA["$defs"]["finding"]["properties"]["severity"]["enum"] == list(SEVERITIES)
     assert {key: part["const"] for key, part in SCHEMA["$defs"]["units"]["properties"].items()} == UNITS
@@ -142,6 +153,7 @@ def test_several_subjects_come_one_after_the_other_and_the_worst_decides(run, co
     assert status == 1 and [line.split()[2] for line in out.splitlines() if line.startswith("eigenclock")] == [sound, faulty]
     status, out, err = run(bad, sound, "--length", 64, "--head-dim", 8)
     assert status == 2 and "OK" in out and "eigenclock audit: roep: there is no encoding called 'roep'" in err
+    assert run(bad, faulty, "--length", 64, "--head-dim", 8)[0] == run(faulty, bad, "--length", 64, "--head-dim", 8)[0] == 1
     assert run()[0] == 2
 
 
@@ -300,7 +312,7 @@ def test_nothing_is_fetched_and_no_code_of_a_config_is_run(run, tmp_path, monkey
         pickle.dump(Trap(str(tmp_path / "run")), file)
     monkeypatch.chdir(tmp_path)
     for place in (".", "config.json", tmp_path):
-        assert run(place, "--length", 64)[0] == 0
+        assert run(place, "--length", 64)[0] == (0 if kind == "llama" else 2)  # how theirs turns is not known
     assert run("pytorch_model.bin")[0] == 2 and run("their/model")[0] == 2
     assert sealed == [] and not (tmp_path / "run").exists()
 

@@ -10,10 +10,11 @@ import torch
 import eigenclock as ec
 from eigenclock.audit import RULES, Block, Finding, Measured, Probe, Report, Rule
 from eigenclock.audit.judge import judge
+from eigenclock.audit.report import page as report_page
 
 KEYS = {
     "schema", "subject", "kind", "length", "dtype", "ok", "findings", "checked", "skipped", "form", "spec", "blocks", "nearest", "witness",
-    "notes", "units",
+    "notes", "units", "verdict", "unjudged",
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def test_plain_data_keeps_its_keys_and_holds_no_number_that_json_cannot():
     report = Report("m", "spec", 2, "float64", (Finding("r", "fault", "x", math.inf, math.nan, {"at": (1, 2.0)}),), blocks=(block,))
     text = json.dumps(report.to_dict(), allow_nan=False)
     plain = json.loads(text)
-    assert set(plain) == KEYS and plain["schema"] == 1 and plain["ok"] is False
+    assert set(plain) == KEYS and plain["schema"] == 2 and plain["ok"] is False and plain["verdict"] == "FAULT"
     assert plain["findings"][0]["measured"] == "inf" and plain["findings"][0]["where"] == {"at": [1, 2.0]}
     assert plain["blocks"][0]["rate"] == [0.5, "inf"]
 
@@ -66,7 +67,25 @@ def test_a_rule_that_raises_is_named_and_never_passes_for_a_sound_subject(monkey
     report = ec.audit(ec.rope(8), length=64)
     assert report.failed == ("broken",) and "broken" not in report.checked
     assert "ZeroDivisionError: nothing to divide by" in report.skipped["broken"]
-    assert "1 not asked" in str(report) and "ZeroDivisionError" in str(report)
+    assert report.ok is None and str(report).splitlines()[0].endswith("NOT JUDGED (broken failed)")
+    assert report.unjudged == ("broken: it failed with ZeroDivisionError: nothing to divide by",) and "ZeroDivisionError" in str(report)
+
+
+@pytest.mark.parametrize("law", ["linearity", "shift_invariance"])
+def test_without_a_rule_of_the_law_nothing_is_ok(monkeypatch, law):
+    monkeypatch.setitem(RULES, law, Rule(law, "is not asked", lambda probe: "not today", lambda probe: []))
+    report = ec.audit(ec.rope(8), length=64)
+    assert report.ok is None and report.verdict == "NOT JUDGED" and report.unjudged == (f"{law} could not be measured",)
+    assert f"why      {law} could not be measured" in str(report)
+
+
+def test_a_fault_is_a_fault_whatever_else_is_not_known():
+    fault, unknown = (Finding("r", "fault", "x"),), ("no scores can be read from it",)
+    reports = [Report("m", "spec", 2, "float64", some, unjudged=why) for some in ((), fault) for why in ((), unknown)]
+    assert [report.ok for report in reports] == [True, None, False, False]
+    failed = Report("m", "spec", 2, "float64", fault, skipped={"cache": "it failed with ValueError"})
+    assert str(failed).splitlines()[0].endswith("FAULT (cache failed)")
+    assert "1 of them with faults, 1 not judged" in report_page((failed, Report("n", "spec", 2, "float64", unjudged=unknown)))
 
 
 def test_a_rule_sees_each_layer_type_and_its_findings_name_it(monkeypatch):

@@ -65,7 +65,7 @@ def test_x_transformers_sums_the_gates_of_the_last_token_alone_under_a_cache(per
     assert faults(ec.audit(TransformerWrapper(num_tokens=20, max_seq_len=64, attn_layers=broken), length=LENGTH)) == {"cache"}
     for sound in ({"alibi_pos_bias": True}, {"rotary_pos_emb": True, "rotary_emb_dim": 8}, {"rotary_xpos": True, "rotary_emb_dim": 8}):
         report = ec.audit(decoder(**sound), length=LENGTH)
-        assert report.ok and "cache" in report.checked, report
+        assert report.ok is (None if "alibi_pos_bias" in sound else True) and "cache" in report.checked, report  # or no scores are seen
 
 
 @pytest.mark.peer("equinox")
@@ -100,7 +100,7 @@ def test_pope_is_not_linear_and_depends_on_the_lag_alone():
         return lambda q, k, positions: apply_pope_to_qk(pope(positions), q, k, to_magnitude=size)
 
     report = ec.audit(turned(nn.functional.softplus), head_dim=16, heads=2, length=LENGTH)
-    assert report.ok and "linearity" in {f.rule for f in report.findings}, report
+    assert report.ok is None and "linearity" in {f.rule for f in report.findings}, report
     linear = ec.audit(turned(torch.neg), head_dim=16, heads=2, length=LENGTH)
     assert linear.ok and "linearity" not in {f.rule for f in linear.findings}, linear
 

@@ -118,11 +118,14 @@ CASES: list[Case] = [
     ("Dai et al.", transformer_xl, {"head_dim": 16, "dtype": F64, "length": 1000}, "transformer_xl(weight=.., content=.., position=..)"),
 ]  # fmt: skip
 
+NO_LAW = {"a cap of the logits"}
+"""What keeps to the lag and is not linear: no fault, and nothing that could be called OK."""
+
 
 @pytest.mark.parametrize("name, subject, options, nearest", CASES, ids=[case[0] for case in CASES])
 def test_a_sound_encoding_has_no_fault_and_is_known(name: str, subject: Callable[..., Any], options: dict[str, Any], nearest: str | None):
     report = ec.audit(subject, **options)
-    assert report.ok and not report.failed, str(report)
+    assert report.ok is (None if name in NO_LAW else True) and not report.failed, str(report)
     assert report.nearest == nearest and (report.spec is None) == (nearest is None)
     rules = {finding.rule for finding in report.findings}
     assert "growth" not in rules and "slopes" not in rules

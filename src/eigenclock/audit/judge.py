@@ -16,6 +16,7 @@ from eigenclock.audit.rules import RULES
 from eigenclock.audit.rules.reach import within_reach
 from eigenclock.audit.subjects import read
 from eigenclock.audit.subjects.options import Options
+from eigenclock.audit.verdict import unjudged
 from eigenclock.encodings import Encoding
 from eigenclock.encodings.describe import read_dtype
 from eigenclock.errors import ConfigError, ShapeError
@@ -66,6 +67,7 @@ def judge(probe: Probe) -> Report:
     findings: list[Finding] = []
     checked: list[str] = []
     skipped: dict[str, str] = {}
+    ran: dict[str, list[str]] = {}
     for name, rule in RULES.items():
         why = None
         for layer, part in _parts(probe):
@@ -78,6 +80,7 @@ def judge(probe: Probe) -> Report:
             except Exception as error:  # a rule that breaks must not take the audit with it, and must not pass for a sound subject
                 skipped[name] = _failed(error)
                 continue
+            ran.setdefault(layer, []).append(name)
             if name not in checked:
                 checked.append(name)
             findings += [_in_layer(finding, layer) for finding in found]
@@ -96,6 +99,7 @@ def judge(probe: Probe) -> Report:
         findings=tuple(sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))),
         checked=tuple(checked),
         skipped=skipped,
+        unjudged=_unjudged(probe, ran, unique, skipped),
         form=_joined(recovered, "form"),
         spec=_joined(recovered, "spec"),
         blocks=tuple(block for _, found in recovered for block in found.blocks),
@@ -104,6 +108,15 @@ def judge(probe: Probe) -> Report:
         notes=tuple(dict.fromkeys(note for part in (probe, *(found for _, found in recovered)) for note in part.notes)),
         curves={} if pictures is None else curves(pictures),
     )
+
+
+def _unjudged(probe: Probe, ran: dict[str, list[str]], findings: list[Finding], skipped: dict[str, str]) -> tuple[str, ...]:
+    """Why the law is not known to hold; a rule that failed is a reason of its own."""
+    failed = tuple(f"{rule}: {why}" for rule, why in skipped.items() if why.startswith(FAILED))
+    try:
+        return failed + unjudged(probe, ran, findings)
+    except Exception as error:
+        return (*failed, f"the law: {_failed(error)}")
 
 
 def _parts(probe: Probe) -> Iterator[tuple[str, Probe]]:

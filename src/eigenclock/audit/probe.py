@@ -56,6 +56,8 @@ class Probe:
         action: (q (H, T, D), k (G, T, D), times (T,)) -> both after the action, where it has such a stage.
         bare: the same on the very vectors that are given, where ``action`` copies them first.
         full, decode: attention over a whole sequence, and the same through its cache in pieces ending at the cuts given.
+        weighed: whether its scores are the logarithms of softmax weights, which are known to the rounding of 1, however small they are.
+        unread: why no scores can be read from it, in words, where that is known.
         unmasked: full without a mask, where it takes a mask that changes nothing.
         batch: attention of a batch: (q (B, H, T, D), k (B, G, T, D), v, times (B, T) | None, mask (B, T) | None, documents (B, T) | None).
         tables: layer type -> the rotary table it builds itself.
@@ -88,6 +90,8 @@ class Probe:
     bare: Action | None = None
     full: Full | None = None
     decode: Decode | None = None
+    weighed: bool = False
+    unread: str = ""
     unmasked: Full | None = None
     batch: Batch | None = None
     tables: Mapping[str, RotaryTable] = field(default_factory=dict)

@@ -10,13 +10,17 @@ from eigenclock.errors import ConfigError, UnsupportedError
 from eigenclock.present import Code, Heading, Part, Table, render_page
 
 SEVERITIES = ("fault", "risk", "advice")
-SCHEMA = 1
+SCHEMA = 2
 """The version of ``to_dict``; it changes when a key changes its meaning or goes."""
 UNITS = {"time": "step of the times it takes", "rate": "1/step", "freq": "rad/step", "score": "before 1/sqrt(head_dim) and softmax"}
 LINES, WIDTH = 20, 320
 """How many lines the text of a report has at most, and how many characters one of them."""
 FAILED = "it failed"
 """How the reason begins for which a rule is skipped that raised an error."""
+VERDICTS = {True: "OK", False: "FAULT", None: "NOT JUDGED"}
+"""``ok`` -> the word for it."""
+REASONS = 3
+"""How many reasons for no verdict the text of a report has at most."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class Report:
         length, dtype: what it was judged for.
         findings: in the order of severity.
         checked: ids of the rules that ran. skipped: id -> why it did not, in words.
+        unjudged: why its law is not known to hold, in words; empty where linearity and shift invariance were measured and hold.
         form: the Jordan form of L, where the subject is in the group and it could be measured.
         spec: text that gives the same encoding in eigenclock.
         blocks: the blocks of L with their numbers and errors.
@@ -151,6 +156,7 @@ class Report:
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
+    unjudged: tuple[str, ...] = ()
     form: str | None = None
     spec: str | None = None
     blocks: tuple[Block, ...] = ()
@@ -165,9 +171,20 @@ class Report:
         return _short(self.subject)
 
     @property
-    def ok(self) -> bool:
-        """Whether there is no fault."""
-        return not any(finding.severity == "fault" for finding in self.findings)
+    def ok(self) -> bool | None:
+        """True where the law was measured and holds, False where there is a fault, None where neither is known.
+
+        >>> Report("m", "spec", 2, "float64", unjudged=("no scores can be read from it",)).ok is None
+        True
+        """
+        if any(finding.severity == "fault" for finding in self.findings):
+            return False
+        return None if self.unjudged or self.failed else True
+
+    @property
+    def verdict(self) -> str:
+        """OK, FAULT or NOT JUDGED."""
+        return VERDICTS[self.ok]
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -197,6 +214,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"eigenclock audit: {self.title} ({self.kind}, length {self.length}, {self.dtype}): {self._verdict()}"]
+        lines += [f"  why      {_short(reason, WIDTH)}" for reason in self.unjudged[:REASONS] if self.ok is None]
         said = {"form": self.form, "nearest": self.nearest, "spec": self.spec, "outside": self.witness}
         lines += [f"  {name:<8} {_short(value, WIDTH)}" for name, value in said.items() if value]
         lines += [f"  note     {_short(note)}" for note in self.notes[:2]]
@@ -215,8 +233,8 @@ class Report:
         return "\n".join([*lines, *shown, last])
 
     def _verdict(self) -> str:
-        failed = f", but {len(self.failed)} not asked: they failed" if self.failed else ""
-        return ("OK" if self.ok else "FAULT") + failed
+        names = ", ".join(self.failed[:REASONS]) + (", .." if len(self.failed) > REASONS else "")
+        return self.verdict + (f" ({names} failed)" if self.failed else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that JSON can hold; its keys stay."""
@@ -228,6 +246,8 @@ class Report:
             "dtype": self.dtype,
             "units": dict(UNITS),
             "ok": self.ok,
+            "verdict": self.verdict,
+            "unjudged": list(self.unjudged),
             "findings": [finding.to_dict() for finding in self.findings],
             "checked": list(self.checked),
             "skipped": dict(self.skipped),
@@ -286,8 +306,9 @@ def page(reports: Sequence[Report]) -> str:
         subtitle = f"{one.kind}, length {one.length}, {one.dtype}: {one.count()}"
         return render_page(f"Audit: {one.title}", one.parts(), subtitle=subtitle)
     parts = [part for one in reports for part in (Heading(one.title), *_below(one))]
-    faulty = sum(not one.ok for one in reports)
-    return render_page(f"Audit of {len(reports)} subjects", parts, subtitle=f"{faulty} of them with faults")
+    faulty, unknown = (sum(one.ok is value for one in reports) for value in (False, None))
+    subtitle = f"{faulty} of them with faults" + (f", {unknown} not judged" if unknown else "")
+    return render_page(f"Audit of {len(reports)} subjects", parts, subtitle=subtitle)
 
 
 def _below(report: Report) -> list[Part]:

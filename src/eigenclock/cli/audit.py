@@ -24,7 +24,7 @@ _PREFIX = "eigenclock_audit_of_"
 class Options:
     """Measure positional encodings: which group, where one breaks its own law, whether it survives its dtype, length and cache.
 
-    Exit status 0 clean, 1 findings of the level of --fail-on or worse (or a rule that failed), 2 bad input; of several subjects the worst.
+    Exit status 1 where a subject has findings of the level of --fail-on or worse, else 2 where one is not judged or bad input, else 0.
 
     Args:
         subjects: One or more of: a spec such as "rope(theta=500000)", a config.json or a folder with one, a .gguf or .safetensors file, or
@@ -66,23 +66,26 @@ def run(options: Options) -> int:
     if not options.subjects:
         raise ConfigError("got no subject; expected a spec, a config, a checkpoint or module:name; see eigenclock audit --help")
     several = len(options.subjects) > 1
-    status, reports = 0, []
+    faulty, unknown, reports = False, False, []
     with _shown(options) as show:
         for text in options.subjects:
             try:
                 report = _report(text, options)
             except EigenclockError as error:
                 _complain(f"{text}: {error}" if several else str(error))
-                status = 2
+                unknown = True
                 continue
             show(report)
             reports.append(report)
-            status = max(status, 1 if report.at_least(options.fail_on) or report.failed else 0)
+            faulty |= bool(report.at_least(options.fail_on))
+            unknown |= report.ok is None
     if options.html is not None and reports:
         write_whole(options.html, page(reports))  # last: where it cannot be written nothing that was found is lost
         if not options.json:
             print(f"Page: {options.html}")
-    return status
+    if faulty:
+        return 1
+    return 2 if unknown else 0
 
 
 def _report(text: str, options: Options) -> Report:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from eigenclock.audit.measure.samples import floor_of, lags_of, many, most_of, rounding, shifts_of, times_of
+from eigenclock.audit.measure.samples import floor_of, lags_of, least_of, many, most_of, rounding, shifts_of, times_of
 from eigenclock.audit.probe import Probe, Scores
 
 Shift = tuple[float, float, dict[str, float], tuple[float, float]]
@@ -36,7 +36,7 @@ def wrong_row(fn: Scores, probe: Probe) -> Shift | None:
     base, moved = torch.cat(first, 1), torch.cat(late, 1)
     both = torch.maximum(base.abs(), moved.abs()).nan_to_num(nan=0.0, posinf=0.0).amax((0, 2))
     size = torch.nn.functional.max_pool1d(both[None, None], 2 * NEAR + 1, 1, NEAR)[0, 0]
-    size = size.clamp_min(max(floor_of(probe.dtype) * float(both.max()), 1e-300))
+    size = size.clamp_min(max(floor_of(probe.dtype) * float(both.max()), least_of(probe)))
     gap = ((moved - base).abs() / size[:, None]).nan_to_num(nan=0.0, posinf=1e30)
     gap = torch.where(torch.isfinite(base) & ~torch.isfinite(moved), 1e30, gap)
     limit = rounding(probe, last)
@@ -61,7 +61,7 @@ def moved_bias(fn: Scores, probe: Probe) -> Shift | None:
         if not inside:
             continue
         own, moved = base[:, : len(inside)], many(fn, probe, q, k, inside, c)[..., 0]
-        size = torch.maximum(own.abs(), moved.abs()).clamp_min(1e-3 * float(base.abs().max()))
+        size = torch.maximum(own.abs(), moved.abs()).clamp_min(max(1e-3 * float(base.abs().max()), least_of(probe)))
         gap = ((moved - own).abs() / size).nan_to_num(nan=1e30, posinf=1e30)
         limits = torch.tensor([rounding(probe, u + c) for u in inside], dtype=torch.float64)
         bad = gap > limits

@@ -24,7 +24,7 @@ def times_of(values: Sequence[float] | Tensor) -> Tensor:
 
 def needs_scores(probe: Probe) -> str | None:
     """Why a rule on scores can't be asked."""
-    return "no scores can be read from it" if probe.scores is None else None
+    return None if probe.scores is not None else "no scores can be read from it" + (f": {probe.unread}" if probe.unread else "")
 
 
 def coarse(probe: Probe, contents: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -49,8 +49,9 @@ def rounding(probe: Probe, times: float, exact: bool = False) -> float:
 
 
 def most_of(probe: Probe, most: int) -> int:
-    """How many positions are tried one by one: fewer of what is measured as an encoding of ours, which has a formula and no table."""
-    return min(most, 512) if probe.encoding is not None or probe.as_read else most
+    """How many positions are tried one by one: fewer of what is measured as an encoding of ours, which has a formula and no table, and
+    where each takes a pass of attention."""
+    return min(most, 512) if probe.encoding is not None or probe.as_read or probe.weighed else most
 
 
 def lags_of(probe: Probe, most: float | None = None) -> list[float]:
@@ -112,10 +113,15 @@ def unlike_heads(probe: Probe, most: int = 4) -> list[int]:
     return chosen
 
 
-def size_at(base: Tensor, moved: Tensor, floor: float = 1e-6) -> Tensor:
+def size_at(base: Tensor, moved: Tensor, floor: float = 1e-6, least: float = 1e-300) -> Tensor:
     """The size of scores at each lag (lags,), over heads, contents and shifts; at least a small part of the largest of all."""
     both = torch.cat([base[None], moved]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
-    return both.amax((0, 1, 3)).clamp_min(max(floor * float(both.max()), 1e-300))
+    return both.amax((0, 1, 3)).clamp_min(max(floor * float(both.max()), least))
+
+
+def least_of(probe: Probe) -> float:
+    """The size below which scores are not told apart: logarithms of weights are known to the rounding of 1, others to that of their own."""
+    return 1.0 if probe.weighed else 1e-300
 
 
 def floor_of(dtype: torch.dtype) -> float:

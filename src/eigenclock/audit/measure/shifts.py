@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.audit.measure.every_position import Shift
-from eigenclock.audit.measure.samples import best, floor_of, rounding, shifted, size_at, times_of
+from eigenclock.audit.measure.samples import best, floor_of, least_of, rounding, shifted, size_at, times_of
 from eigenclock.audit.probe import Probe, Scores
 
 
@@ -16,7 +16,7 @@ def worst_shift(fn: Scores, probe: Probe, exact: bool = False, sizes: dict[float
     The sizes of scores at its lags are written into ``sizes``.
     """
     lags, shifts, base, moved = shifted(fn, probe)
-    size = size_at(base, moved, 1e-6 if exact else floor_of(probe.dtype))
+    size = size_at(base, moved, 1e-6 if exact else floor_of(probe.dtype), least_of(probe))
     if sizes is not None:
         sizes.update(zip(lags, size.tolist(), strict=True))
     eps = torch.finfo(torch.float64).eps if exact else probe.unit_roundoff

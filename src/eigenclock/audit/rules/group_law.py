@@ -105,7 +105,10 @@ def _by_lags(probe: Probe) -> list[Finding]:
         elif probe.head_dim < WIDE:
             laws.append(law_of(lambda u: whole(u)[1:, 1:], at).residual)
         if bool((seen[:, 0, 0] > at.limit * seen.max()).any()):
-            laws.append(law_of(lambda u: whole(u)[:1, :1], replace(at, span=float(max(at.span, (probe.length - 1) // 2)))).residual)
+            far = float(max(at.span, (probe.length - 1) // 2))
+            while far > at.span and not bool(torch.isfinite(whole(2 * far)[0, 0])):
+                far = max(at.span, far // 2)  # a weight that is 0 is a bias of -inf
+            laws.append(law_of(lambda u: whole(u)[:1, :1], replace(at, span=far)).residual)
     law = next((law for law in laws if law.holds is False), None)
     if law is None or _known(probe):
         return []

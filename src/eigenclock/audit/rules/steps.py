@@ -18,7 +18,8 @@ STEP = 2.0**-10
 def _applies(probe: Probe) -> str | None:
     if probe.unmasked is not None and probe.full is not None:
         return None
-    return None if probe.full is not None and probe.scores is None and probe.fractional else "no attention of it can be run without a mask"
+    alone = probe.scores is None or probe.weighed
+    return None if probe.full is not None and alone and probe.fractional else "no attention of it can be run without a mask"
 
 
 def _check(probe: Probe) -> list[Finding]:

@@ -66,7 +66,7 @@ def search(ways: Iterable[tuple[str, Act]], options: Options, widths: Iterable[i
             if state == "no" and options.dtype not in (None, torch.float32):  # kernels that take 16 bits alone
                 state, dtype = _tried(_on_copies(act), width, count, options.dtype), options.dtype
             if state == "sound":
-                return Found(act, how, width, count, _takes_fractions(_on_copies(act), width, count, dtype))
+                return Found(act, how, width, count, takes_fractions(_on_copies(act), width, count, dtype))
             if state == "runs" and loose is None:
                 loose = Found(act, how, width, count, False)
     return loose
@@ -95,11 +95,11 @@ def _tried(act: Act, width: int, heads: int, dtype: torch.dtype = torch.float32)
     return "sound" if alike and bool(torch.isfinite(a).all()) else "runs"
 
 
-def _takes_fractions(act: Act, width: int, heads: int, dtype: torch.dtype = torch.float32) -> bool:
+def takes_fractions(act: Act, width: int, heads: int, dtype: torch.dtype = torch.float32, kv_heads: int | None = None) -> bool:
     """Whether times between whole numbers are taken, and not for whole ones."""
     x = torch.linspace(-1, 2, width).expand(heads, 2, width).to(dtype)  # equal channels would vanish in a layer norm
     try:
-        half, whole = (act(x, x, torch.tensor(t, dtype=torch.float64)) for t in ([0.5, 1.5], [0.0, 1.0]))
+        half, whole = (act(x, x[: kv_heads or heads], torch.tensor(t, dtype=torch.float64)) for t in ([0.5, 1.5], [0.0, 1.0]))
     except Exception:
         return False
     return not torch.equal(half[0], whole[0]) or not torch.equal(half[1], whole[1])

@@ -3,14 +3,16 @@ score_mod(score, b, h, q_idx, kv_idx)."""
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eigenclock.audit.probe import Batch, Probe
+from eigenclock.audit.probe import Batch, Full, Probe
 from eigenclock.audit.subjects.acting import FORMS, HEAD_DIM, HEADS, LAYOUTS, WIDTHS, times_as
 from eigenclock.audit.subjects.options import Options
+from eigenclock.audit.subjects.outputs import Attend, reader
 from eigenclock.errors import ConfigError, UnsupportedError
 
 VALUES = ("v", "value", "values", "value_states")
@@ -19,6 +21,8 @@ MASKS = ("mask", "attention_mask", "padding_mask", "key_padding_mask")
 DOCUMENTS = ("documents", "document_ids", "segment_ids", "seq_ids", "doc_ids")
 """Names of an option that takes the document (B, T) of each token."""
 BATCHES: dict[str, Callable[[Tensor], Tensor]] = {"(B, H, T, D)": lambda x: x, "(B, T, H, D)": lambda x: x.transpose(1, 2)}
+AHEAD = 2
+"""How far after the query a key is put, to see whether it is attended to."""
 
 
 def of_attention(function: Callable[..., Tensor], options: Options, name: str, kind: str, module: dict[str, Any]) -> Probe:
@@ -37,22 +41,58 @@ def of_attention(function: Callable[..., Tensor], options: Options, name: str, k
                     return back(function(there(q), there(k), there(v), shaped(times_as(times, None))))
 
                 x = torch.randn(3, heads, 7, width, generator=torch.Generator().manual_seed(0)).to(dtype)
-                try:
-                    out = full(x[0], x[1], x[2], torch.arange(7))
-                    later = full(x[0], x[1].flip(1), x[2].flip(1), torch.arange(7))
-                except Exception:  # code of others refuses with whatever it happens to run into
-                    continue
-                if out.shape != x[0].shape or torch.allclose(out[:, -1], later[:, -1]):
+                if not _attends(full, x):
                     continue
                 note = f"{name} -> attention by its signature; vectors {layout}, positions {form}"
-                return Probe(
+                probe = Probe(
                     name, kind, width, heads, heads, options.length, dtype, fractional=_takes_fractions(full, x), full=full, notes=(note,),
                     batch=_batch(function, layout, shaped), **module,
                 )  # fmt: skip
+                return _with_scores(probe, _attend(function, full, layout, shaped))
     raise ConfigError(
         f"got {name}, which gives no attention (B, H, T, D) or (B, T, H, D) for q, k and v of that shape with positions (T,): give "
         "head_dim= and heads=, or wrap it in a function that does"
     )
+
+
+def _attends(full: Callable[..., Tensor], x: Tensor) -> bool:
+    """Whether the last token of a head sees the first one of its own head, and nothing of other heads."""
+    other = x.clone()
+    other[1, 0, 0], other[2, 0, 0] = -x[1, 0, 0], 3 * x[2, 0, 0]
+    try:
+        out, changed = (full(*given, torch.arange(x.shape[2])) for given in (x, other))
+    except Exception:  # code of others refuses with whatever it happens to run into
+        return False
+    if out.shape != x[0].shape or torch.allclose(out[0, -1], changed[0, -1]):
+        return False
+    return torch.equal(out[1:], changed[1:])
+
+
+def _attend(function: Callable[..., Tensor], full: Full, layout: str, shaped: Callable[[Tensor], Tensor]) -> Attend:
+    """The same for a batch (B, H, T, D) that shares its times; row by row where vectors have no axis for it."""
+    moved = BATCHES.get(layout)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, times: Tensor) -> Tensor:
+        if moved is not None:
+            return moved(function(moved(q), moved(k), moved(v), shaped(times_as(times, None))))
+        return torch.stack([full(*rows, times) for rows in zip(q, k, v, strict=True)])
+
+    return attend
+
+
+def _with_scores(probe: Probe, attend: Attend) -> Probe:
+    """The probe with the scores that its outputs show; with a note why they cannot be read where they show none."""
+    found = reader(attend, probe.heads, probe.head_dim, probe.dtype)
+    if isinstance(found, str):
+        return replace(probe, unread=found)
+    wide = reader(attend, probe.heads, probe.head_dim, torch.float64)
+    q, k = probe.content(1)
+    now, later = torch.zeros(1, dtype=torch.int64), torch.full((1,), min(AHEAD, probe.length - 1))
+    causal = not bool(torch.isfinite(found.scores(q, k, now, later)).any())
+    what = "weights are their products" if found.products else "the logarithm of softmax weights, up to a constant for each query"
+    note = f"scores are read from what it gives for chosen values: {what}"
+    exact = wide.scores if not isinstance(wide, str) and wide.products == found.products else None
+    return replace(probe, scores=found.scores, exact=exact, causal=causal, weighed=not found.products, notes=(*probe.notes, note))
 
 
 def _batch(function: Any, layout: str, shaped: Callable[[Tensor], Tensor]) -> Batch | None:

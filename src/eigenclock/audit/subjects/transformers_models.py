@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenclock.audit.probe import Probe, Scores
-from eigenclock.audit.subjects.acting import Found, probe_of_action
+from eigenclock.audit.subjects.acting import Found, probe_of_action, takes_fractions
 from eigenclock.audit.subjects.configs import probe_of_config
 from eigenclock.audit.subjects.live import Live
 from eigenclock.audit.subjects.live_layers import Layer, layers
@@ -89,7 +89,8 @@ def _through(probe: Probe, layer: Layer, options: Options) -> Probe:
             return probe
         of_all = _by_module(probe.scores, probe, sizes)
         return replace(probe, heads=sizes.heads, kv_heads=sizes.kv_heads, scores=of_all, exact=_exact(probe, sizes), **runs)
-    found = Found(layer.act, note, sizes.width, sizes.heads, True, sizes.kv_heads)
+    fractional = takes_fractions(layer.act, sizes.width, sizes.heads, probe.dtype, sizes.kv_heads)
+    found = Found(layer.act, note, sizes.width, sizes.heads, fractional, sizes.kv_heads)
     made = probe_of_action(
         found, options, probe.name, "model", probe.notes[:-2], module=probe.module, tables=probe.tables, encodings=probe.encodings,
         config=probe.config, refused=probe.refused, outside=probe.outside, **runs,
