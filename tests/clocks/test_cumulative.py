@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from itertools import pairwise
 
 import pytest
@@ -42,6 +43,13 @@ WRITTEN = {
 
 def test_every_gate_is_written_out():
     assert set(WRITTEN) == set(GATES)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_clock_is_pickled_with_its_numbers(gate):
+    clock, x = made(gate=gate), torch.randn(2, 4, 5)
+    again = pickle.loads(pickle.dumps(clock))
+    assert torch.equal(again(x=x).ticks, clock(x=x).ticks) and again.spec() == clock.spec()
 
 
 @pytest.mark.parametrize("per", ["all", "head", "block"])

@@ -153,7 +153,7 @@ def test_what_learns_is_trained_saved_and_loaded(spec: str, tokens: Tensor, tmp_
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in learned.values())
     torch.optim.SGD(learned.values(), lr=10.0).step()
     model.eval().save_pretrained(tmp_path / "model")
-    again = load(tmp_path / "model").model.eval()
+    again = load(tmp_path / "model")
     with torch.no_grad():
         assert torch.allclose(again(tokens).logits, model(tokens).logits, atol=1e-6)
     assert str(again.model.layers[0].self_attn.eigenclock.encoding) == str(installed.encodings[0])
@@ -169,7 +169,7 @@ def test_plain_transformers_refuses_a_saved_model(kind: str, tokens: Tensor, tmp
     with pytest.raises(KeyError, match="pip install eigenclock"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
-        assert torch.allclose(load(tmp_path).model.eval()(tokens).logits, model(tokens).logits, atol=1e-6)
+        assert torch.allclose(load(tmp_path)(tokens).logits, model(tokens).logits, atol=1e-6)
 
 
 def test_uninstalling_gives_the_configuration_back() -> None:

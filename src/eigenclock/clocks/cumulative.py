@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eigenclock.clocks.clock import Clock, Reading, carried, first_real, nothing_before, with_heads
-from eigenclock.clocks.gates import GATES, bounded, check_bound, start_bias
+from eigenclock.clocks.gates import GATES, Gate, bounded, check_bound, start_bias
 from eigenclock.clocks.index import Index
 from eigenclock.errors import ClockError, ConfigError, ShapeError
 from eigenclock.registry import lookup
@@ -69,7 +69,7 @@ class Cumulative(Clock):
         seed: int = 0,
     ):
         super().__init__()
-        self.gate = lookup(GATES, gate, "gate")
+        lookup(GATES, gate, "gate")
         if per not in PER:
             raise ConfigError(f"got per={per!r}; expected 'all', 'head' or 'block'")
         if powers and per != "block":
@@ -85,6 +85,11 @@ class Cumulative(Clock):
         self.unit, self.signed, self.heads, self.blocks = self.base.unit, self.gate.signed, 0, 0
         self.weight: nn.ParameterList | None = None
         self.bias: nn.Parameter | None = None
+
+    @property
+    def gate(self) -> Gate:
+        """What makes an increment of a number; looked up by its name, so that a clock is pickled without its functions."""
+        return GATES[self.gate_name]
 
     def bind(self, heads: int, blocks: int) -> "Cumulative":
         """Make the weights for so many heads and blocks; an encoding calls it when it takes the clock.

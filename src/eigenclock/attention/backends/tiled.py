@@ -79,27 +79,19 @@ def _per_query_head(parameter: Tensor | None, h: int, g: int) -> Tensor | None:
 
 
 def _widen(low: Lowered, d: int) -> Lowered:
-    """Rates, the times they read and shears for the columns added where values are wider than keys: those columns are zero."""
-    if d == low.width:
-        return low
+    """Rates and shears for the columns added where values are wider than keys: those columns are zero."""
+    old = low.nilpotent.shape[-1] if low.nilpotent is not None else None
     rate, nilpotent = low.rate, low.nilpotent
     paired = low.paired and d % 2 == 0
-
-    def columns(x: Tensor) -> Tensor:
-        """(..., R) by columns of rate as those of d channels; one for all stays."""
-        if x.shape[-1] == 1:
-            return x
+    if rate is not None and d != low.width and rate.shape[-1] > 1:
         if paired:
-            return F.pad(x, (0, d // 2 - x.shape[-1]))
-        x = x.repeat_interleave(2, -1) if low.paired else x.repeat(*(1,) * (x.ndim - 1), low.width // x.shape[-1])
-        return F.pad(x, (0, d - low.width))
-
-    if nilpotent is not None:
+            rate = F.pad(rate, (0, d // 2 - rate.shape[-1]))
+        else:
+            per_channel = rate.repeat_interleave(2, -1) if low.paired else rate.repeat(1, low.width // rate.shape[-1])
+            rate = F.pad(per_channel, (0, d - low.width))
+    if nilpotent is not None and old != d:
         nilpotent = F.pad(nilpotent, (0, d - nilpotent.shape[-1], 0, d - nilpotent.shape[-1]))
-    return replace(
-        low, rate=None if rate is None else columns(rate), nilpotent=nilpotent, paired=paired,
-        query_times=columns(low.query_times), key_times=columns(low.key_times),
-    )  # fmt: skip
+    return replace(low, rate=rate, nilpotent=nilpotent, paired=paired)
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,13 @@ def attend(
     if layer.repeats > 1:
         key, value = (z.repeat_interleave(layer.repeats, 1) for z in (key, value))
     block = None if attention_mask is None or attention_mask.ndim != 4 else attention_mask
+    plain = t == s and block is None and not (eigenclock.holes and sliding_window is not None)
     problem = build(
         query, key, value, encoding, times=None, key_times=None, x=None, key_x=None, causal=True,
-        window=sliding_window if t == s and block is None else None, documents=eigenclock.documents, mask=_padding(eigenclock, s),
+        window=sliding_window if plain else None, documents=eigenclock.documents, mask=_padding(eigenclock, s),
         scale=scaling, read=times,
     )  # fmt: skip
-    problem = as_transformers(problem, block, sliding_window)
+    problem = problem if plain else as_transformers(problem, block, sliding_window)
     out, _ = run(problem)
     return out.transpose(1, 2), None
 

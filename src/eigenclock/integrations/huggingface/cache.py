@@ -1,6 +1,5 @@
 """Cache layers that keep the time of every key beside it, so that keys are stored as the model made them and stay valid."""
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -72,16 +71,20 @@ class Timed:
         self.kept = None
 
 
-@functools.cache
-def timed_layers() -> dict[type, type]:
-    """The cache layers of transformers that can keep times, each with its timed twin."""
+TWINS: dict[type, type] = {}
+"""The cache layers of transformers that can keep times, each with its timed twin; filled once transformers is imported."""
+
+
+def make_twins() -> None:
+    """Fill ``TWINS``: ahead of any call, since a compiled one makes no classes."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     class TimedLayer(Timed, DynamicLayer): ...
 
     class TimedSlidingWindowLayer(Timed, DynamicSlidingWindowLayer): ...
 
-    return {DynamicLayer: TimedLayer, DynamicSlidingWindowLayer: TimedSlidingWindowLayer}
+    if not TWINS:
+        TWINS.update({DynamicLayer: TimedLayer, DynamicSlidingWindowLayer: TimedSlidingWindowLayer})
 
 
 def with_times(cache: Any, config: Any) -> Any:
@@ -92,20 +95,20 @@ def with_times(cache: Any, config: Any) -> Any:
     from transformers import DynamicCache
 
     cache = DynamicCache(config=config) if cache is None else cache
-    twins = timed_layers()
     for i, layer in enumerate(cache.layers):
         if isinstance(layer, Timed):
             continue
-        if type(layer) not in twins:
+        if type(layer) not in TWINS:
             raise UnsupportedError(
                 f"got a cache with {type(layer).__name__}; expected a DynamicCache, whose keys stay as they are and can keep their times"
             )
         if layer.is_initialized and layer.keys.numel():
             raise UnsupportedError("got a cache that was filled before the encoding was installed; expected an empty one")
-        timed = cache.layers[i] = object.__new__(twins[type(layer)])
-        timed.__dict__.update(layer.__dict__)  # all that it knows: its window, and whether it must be able to roll back
+        timed = cache.layers[i] = TWINS[type(layer)](**({"sliding_window": layer.sliding_window} if layer.is_sliding else {}))
+        if layer.is_sliding:
+            timed.record_past = layer.record_past  # whether it must be able to roll back
     if cache.layer_class_to_replicate is not None and not issubclass(cache.layer_class_to_replicate, Timed):
-        twin = twins.get(cache.layer_class_to_replicate)
+        twin = TWINS.get(cache.layer_class_to_replicate)
         if twin is None:
             raise UnsupportedError(f"got a cache of {cache.layer_class_to_replicate.__name__}; expected a DynamicCache")
         cache.layer_class_to_replicate = twin

@@ -20,7 +20,8 @@ class Call:
     """What one forward knows.
 
     positions (B|1, T): the integer positions of the new tokens. times (B|1, T): the times given for them. mask (B, S): real tokens among
-    all keys. documents (B|1, T): run numbers of packed documents.
+    all keys. documents (B|1, T): run numbers of packed documents. holes: whether padding may stand between real tokens, where
+    transformers counts it in windows.
     """
 
     positions: Tensor
@@ -28,6 +29,7 @@ class Call:
     mask: Tensor | None
     documents: Tensor | None
     cache: Any
+    holes: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def read_call(decoder: Any, kwargs: dict[str, Any], timing: Timing | None) -> di
         raise ShapeError(f"got position_ids of shape {tuple(positions.shape)} for {b} rows of {t} tokens; expected (1, {t}) or ({b}, {t})")
     elif mask is None and cache is None:  # with a cache transformers attends across, whatever positions say
         documents = _documents(positions)
-    kwargs["eigenclock"] = Call(positions, times, _padding(mask), documents, cache)
+    padding = _padding(mask)
+    kwargs["eigenclock"] = Call(positions, times, padding, documents, cache, padding is not None and _holes(padding))
     return kwargs
 
 
@@ -84,6 +87,13 @@ def _padding(mask: Any) -> Tensor | None:
     return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask.bool()
 
 
+def _holes(mask: Tensor) -> bool:
+    """Whether padding stands between real tokens of a row; a compiled call takes it for possible."""
+    real = mask.long()
+    between = (real.cummax(-1).values * real.flip(-1).cummax(-1).values.flip(-1)) > real
+    return torch.compiler.is_compiling() or bool(between.any())
+
+
 def _checkpoints(decoder: Any) -> bool:
     return bool(getattr(decoder, "gradient_checkpointing", False) and decoder.training and torch.is_grad_enabled())
 
@@ -91,7 +101,7 @@ def _checkpoints(decoder: Any) -> bool:
 def _documents(positions: Tensor) -> Tensor | None:
     """Run numbers where positions start again, as packed rows of transformers do; None for one document."""
     starts = positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1
-    return starts.cumsum(-1) if bool(starts.any()) else None
+    return starts.cumsum(-1) if torch.compiler.is_compiling() or bool(starts.any()) else None
 
 
 def _timed(timing: Timing, cache: Any, past: int, b: int, t: int) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from eigenclock.encodings import Encoding
 from eigenclock.encodings.config import encodings
 from eigenclock.errors import ConfigError
-from eigenclock.integrations.huggingface.install import Installed, install
+from eigenclock.integrations.huggingface.install import install
+from eigenclock.integrations.huggingface.installed import Installed
 from eigenclock.integrations.huggingface.seams import Seams, find_seams
 from eigenclock.present.table import Table
 from eigenclock.registry import lookup

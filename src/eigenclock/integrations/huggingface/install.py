@@ -1,74 +1,22 @@
 """Any encoding in place of the position mechanism of a transformers decoder, and back."""
 
-import contextlib
 import functools
-import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from eigenclock.encodings import Encoding
 from eigenclock.encodings.config import Encodings, encodings
 from eigenclock.errors import ConfigError
-from eigenclock.integrations.huggingface.attend import NAME, Layer, attend
-from eigenclock.integrations.huggingface.call import Advance, Timing, read_call
+from eigenclock.integrations.huggingface.attend import NAME, Layer
+from eigenclock.integrations.huggingface.installed import Before, Installed, Reads, Still, remember
 from eigenclock.integrations.huggingface.saving import mark
 from eigenclock.integrations.huggingface.seams import Seams, find_seams
 from eigenclock.integrations.layers import for_layers, key_repeats, laid_out
 
 Given = Encoding | str | Mapping[str, "Encoding | str"] | Sequence["Encoding | str"] | None
-
-
-class Still(nn.Module):
-    """The rotary module of a model whose own rotation is switched off: cos 1 and sin 0, which leave queries and keys exactly alone."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.width = width
-
-    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        shape = (*position_ids.shape[-2:], self.width)
-        return x.new_ones(shape), x.new_zeros(shape)
-
-
-@dataclass
-class Installed:
-    """An encoding at work in a model, and the way back.
-
-    encodings: that of each layer, as installed. Its learned numbers are parameters of the model, so give them to the optimiser without
-    weight decay.
-    """
-
-    model: Any
-    encodings: tuple[Encoding, ...]
-    timing: Timing | None = None
-    _undo: list[Any] = field(default_factory=list, repr=False)
-
-    def uninstall(self) -> None:
-        """The model as it was before: its own rotary module, attention function and configuration."""
-        while self._undo:
-            self._undo.pop()()
-
-    @contextlib.contextmanager
-    def times(self, prompt: Tensor, advance: Advance) -> Iterator[None]:
-        """Real time in ``generate``: the times of the prompt, and the rule that gives each generated token its own.
-
-        ``model.generate`` refuses keywords it does not know, so that times are given around it. One forward takes ``times=`` itself.
-
-        Args:
-            prompt: times of the prompt's tokens, (T,) or (B, T); beams repeat its rows.
-            advance: from the last time of each row, (B,), to the next; ``lambda last: last + 60`` is one token a minute.
-        Units: those of the encoding's clock.
-        """
-        before, self.timing = self.timing, Timing(torch.as_tensor(prompt), advance)
-        try:
-            yield
-        finally:
-            self.timing = before
 
 
 def install(model: Any, given: Given = None) -> Installed:
@@ -94,46 +42,29 @@ def install(model: Any, given: Given = None) -> Installed:
     torch.Size([1, 6, 50])
     >>> installed.uninstall()
     """
-    from transformers import AttentionInterface
-
     seams = find_seams(model)
     if isinstance(seams.attentions[0]._modules.get(NAME), Layer):
         raise ConfigError("got a model with an encoding installed already; expected it without: call uninstall() first")
     chosen = _for_layers(seams, encodings(seams.config) if given is None else given)
-    AttentionInterface.register(NAME, attend)
-    installed = Installed(model, chosen)
-    undo = installed._undo
     repeats = {one: key_repeats(one, seams.heads, seams.kv_heads, seams.config.hidden_size) for one in dict.fromkeys(chosen)}
+    still = Still(_rotary_width(seams))
+    before = Before(seams.decoder.rotary_emb, model.config._attn_implementation, seams.config.rope_parameters)
+    found = Installed(model, chosen, before)
     for attention, one in zip(seams.attentions, chosen, strict=True):
-        layer = Layer(one, repeats[one]).to(next(attention.parameters()).device)
-        attention.add_module(NAME, layer)
-        undo.append(lambda attention=attention: attention.__delattr__(NAME))
+        attention.add_module(NAME, Layer(one, repeats[one]).to(next(attention.parameters()).device))
         if one.clock.sums:
-            undo.append(attention.register_forward_pre_hook(_remember, with_kwargs=True).remove)
-    _still(seams, undo)
-    names = list(inspect.signature(type(seams.decoder).forward).parameters)[1:]
-    hook = seams.decoder.register_forward_pre_hook(
-        lambda decoder, args, kwargs: ((), read_call(decoder, dict(zip(names, args, strict=False)) | kwargs, installed.timing)),
-        with_kwargs=True,
-    )
-    undo.append(hook.remove)
-    before = model.config._attn_implementation
+            found.handles.append(attention.register_forward_pre_hook(remember, with_kwargs=True))
+    seams.decoder.rotary_emb = still
+    found.handles.append(seams.decoder.register_forward_pre_hook(Reads(found, seams.decoder), with_kwargs=True))
     model.set_attn_implementation(NAME)
-    undo.append(lambda: model.set_attn_implementation(before))
-    mark(seams, chosen, undo)
-    return installed
+    mark(seams, chosen)
+    return found
 
 
-def _remember(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keep the input of the layer for its learned clock; the hook runs again where a checkpointed layer is computed again."""
-    getattr(attention, NAME).x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-
-
-def _still(seams: Seams, undo: list[Any]) -> None:
-    """Switch the model's own rotation off."""
-    decoder = seams.decoder
-    rotary = decoder.rotary_emb
-    example = next(decoder.parameters()).new_zeros(1, 1, 1)
+def _rotary_width(seams: Seams) -> int:
+    """How many cosines the model's own rotary module makes for each token."""
+    rotary = seams.decoder.rotary_emb
+    example = next(seams.decoder.parameters()).new_zeros(1, 1, 1)
     kinds = sorted(set(seams.layer_types)) if hasattr(rotary, "layer_types") else [None]
     widths = set()
     for kind in kinds:
@@ -141,8 +72,7 @@ def _still(seams: Seams, undo: list[Any]) -> None:
         widths.add(rotary(example, position, *([] if kind is None else [kind]))[0].shape[-1])
     if len(widths) != 1:
         raise ConfigError(f"got rotary widths {sorted(widths)} by layer type; expected one for all layers")
-    decoder.rotary_emb = Still(widths.pop())
-    undo.append(lambda: setattr(decoder, "rotary_emb", rotary))
+    return widths.pop()
 
 
 def _for_layers(seams: Seams, given: Any) -> tuple[Encoding, ...]:

@@ -1,6 +1,9 @@
 """The encoding travels in config.json, under a rope type that plain transformers refuses by name instead of ignoring it."""
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ ROPE_TYPE = "eigenclock (pip install eigenclock, then eigenclock.integrations.hu
 KEY = "eigenclock"
 
 
-def mark(seams: Seams, chosen: tuple[Encoding, ...], undo: list[Any]) -> None:
+def mark(seams: Seams, chosen: tuple[Encoding, ...]) -> None:
     """Write the specs of the layers into the configuration of a model."""
     config = seams.config
     original = config.rope_parameters
@@ -23,37 +26,67 @@ def mark(seams: Seams, chosen: tuple[Encoding, ...], undo: list[Any]) -> None:
     config.rope_parameters = {kind: refused for kind in original} if nested else refused
     setattr(config, KEY, {"specs": [one.spec for one in chosen], "rope_parameters": original})
 
-    def restore() -> None:
-        config.rope_parameters = original
-        delattr(config, KEY)
 
-    undo.append(restore)
+def unmark(config: Any, original: Any) -> None:
+    """The configuration as it was before."""
+    config.rope_parameters = original
+    delattr(config, KEY)
 
 
-def load(path: str | os.PathLike[str], model_class: Any = None) -> Any:
+def load(path: str | os.PathLike[str], model_class: Any = None, *, dtype: torch.dtype | str | None = None, device: Any = None) -> Any:
     """A model saved with an installed encoding, with that encoding installed again and its learned numbers read.
+
+    :func:`installed` gives what was installed, for real times in ``generate`` and for ``uninstall``.
 
     Args:
         path: the folder that ``save_pretrained`` wrote.
-        model_class: the transformers class, AutoModelForCausalLM by default.
-    Raises: ConfigError where the folder's config.json carries no encoding.
+        model_class: the transformers class; the one that was saved where it is left out.
+        dtype: of the model's weights, such as ``torch.bfloat16``; as they were saved where it is left out. What encodings know and learn
+            stays in float32 or better.
+        device: where the model goes, such as "cuda"; the CPU where it is left out.
+    Raises: ConfigError where the folder's config.json carries no encoding, or its weights lack some.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     from eigenclock.integrations.huggingface.install import install
 
-    config = AutoConfig.from_pretrained(os.fspath(path))
+    if not (Path(path) / "config.json").exists():
+        raise ConfigError(f"got {os.fspath(path)}, where there is no config.json; expected the folder that save_pretrained wrote")
+    with _without_reports():  # of a rope type it does not know
+        config = transformers.AutoConfig.from_pretrained(os.fspath(path))
     stored = getattr(config, KEY, None)
     if stored is None:
         raise ConfigError(
             f"got {os.fspath(path)}, whose config.json carries no eigenclock encoding; expected a model saved with one installed"
         )
-    config.rope_parameters = stored["rope_parameters"]
-    delattr(config, KEY)
-    model = (AutoModelForCausalLM if model_class is None else model_class).from_pretrained(os.fspath(path), config=config)
-    installed = install(model, [encoding(spec) for spec in stored["specs"]])
+    unmark(config, stored["rope_parameters"])
+    if model_class is None:
+        model_class = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
+    asked = {} if dtype is None else {"dtype": dtype}
+    with _without_reports():  # which call what the encodings learned unexpected
+        model, about = model_class.from_pretrained(os.fspath(path), config=config, output_loading_info=True, **asked)
+    others = [name for name in about["unexpected_keys"] if f".{KEY}." not in name]
+    if about["missing_keys"] or others:
+        raise ConfigError(
+            f"got {os.fspath(path)} for a {model_class.__name__} without the weights {sorted(about['missing_keys'])} and with {others}; "
+            "expected exactly its own: name the class that was saved as model_class"
+        )
+    install(model, [encoding(spec) for spec in stored["specs"]])
     _read_learned(path, model)
-    return installed
+    return model if device is None else model.to(device)
+
+
+@contextlib.contextmanager
+def _without_reports() -> Iterator[None]:
+    """No warnings of transformers."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _read_learned(path: str | os.PathLike[str], model: Any) -> None:

@@ -54,8 +54,6 @@ def as_transformers(problem: Problem, mask: Tensor | None, window: int | None) -
         at keys whose time is later.
     """
     t, s = problem.q.shape[2], problem.k.shape[2]
-    if mask is None and not problem.cross:
-        return problem
     seen = by_index(t, s, window, problem.q.device) if mask is None else mask
     directed = problem.ordered or any(part.directed for part in problem.outside)
     if not directed:  # times may go back: they say how far a rotation turns, and not who sees whom
