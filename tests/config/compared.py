@@ -48,13 +48,14 @@ class Outcome:
 def compare(kind: str, law: str = "default") -> Outcome:
     """A model type under a law."""
     try:
-        whole = defaults(kind)
-        if law == "default" and (refused := refusal(whole)):
-            return Outcome("refused", refused)
-        text = _text_of(whole)
-        if text is not None:
+        if (text := _text_of(whole := defaults(kind))) is not None:
             return _inside(whole, text)
-        config = under(shrunk(kind), law)
+        try:
+            config = under(shrunk(kind), law)
+        except CannotRun:
+            if law == "default" and (refused := refusal(whole)):
+                return Outcome("refused", refused)
+            raise
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             encs = ec.encodings(config, length=LENGTH if law == "longrope" else None)
@@ -153,20 +154,23 @@ def judged(encs: ec.Encodings, still: list[Seen], real: list[Seen], times: Tenso
 
 def difference(enc: ec.Encoding, scale: float | None, before: Seen, after: Seen, times: Tensor, factors: set[float]) -> float:
     """The largest difference between our scores and their logits, a constant per query aside, over the largest logit."""
-    q, k = before.q, before.k
+    q, k, logits = before.q, before.k, after.logits
     if (enc.heads, enc.head_dim) != (q.shape[0], q.shape[-1]):
         return float("inf")
     shared = enc.heads // (enc.kv_heads or enc.heads)
+    groups = enc.heads // shared
+    if shared > 1 and torch.equal(k, k[:groups].repeat(shared, 1, 1)):  # heads i, i + groups, .. share a key: put them side by side
+        q, k, logits = (x.unflatten(0, (shared, groups)).transpose(0, 1).flatten(0, 1) for x in (q, k, logits))
     if not torch.equal(k, k[::shared].repeat_interleave(shared, 0)):
         return float("inf")
     factor = enc.head_dim**-0.5 if scale is None else scale
     given = 1.0 if _scaled_before(before, factor, factors) else factor
     grows = enc.acts_on != "score"  # a bias, which grows beyond the query
     ours = ec.scores(q[None], k[::shared][None], enc, times=times, scale=given, causal=grows)[0]
-    seen = (after.logits > -1e30) & ours.isfinite()
-    apart = torch.where(seen, ours - after.logits, 0.0)
+    seen = (logits > -1e30) & ours.isfinite()
+    apart = torch.where(seen, ours - logits, 0.0)
     apart = torch.where(seen, apart - apart.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True), 0.0)
-    return float(apart.abs().max() / after.logits[seen].abs().max())
+    return float(apart.abs().max() / logits[seen].abs().max())
 
 
 def _scaled_before(before: Seen, factor: float, factors: set[float]) -> bool:
@@ -188,9 +192,9 @@ def laws_of(kind: str) -> tuple[str, ...]:
 
 def kinds() -> list[str]:
     """Every model type of the installed transformers."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
 
-    return sorted(CONFIG_MAPPING_NAMES)
+    return sorted(CONFIG_MAPPING)
 
 
 def of(kind: str) -> dict[str, Outcome]:

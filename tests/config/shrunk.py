@@ -30,6 +30,8 @@ SMALL: dict[str, Any] = {
     "expert_ffn_hidden_size": 32,
     "attn_logit_softcapping": 1e6,  # no cap: it is no position
 }
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+SIXTEENS = {"factor": 1.0, "mrope_section": [16] * 4, "xdrope_section": [16] * 4}
 EXTRA: dict[str, dict[str, Any]] = {  # what a type needs beside these, most of it because its default is nothing
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [1, 3]},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
@@ -40,10 +42,17 @@ EXTRA: dict[str, dict[str, Any]] = {  # what a type needs beside these, most of 
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
     "gemma3n_text": {"num_kv_shared_layers": 0},
+    "glm4v_text": {"head_dim": 128, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}},
+    "glm_image_text": {"head_dim": 128, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}},
+    "glm4_moe": {"head_dim": 32},
+    "glm4v_moe_text": {"head_dim": 128},
     "granitemoehybrid": {"mamba_n_heads": 16, "mamba_d_head": 64, "layer_types": ["mamba", "attention"] * 2},
-    "hunyuan_vl_text": {"head_dim": 128},
+    "helium": {"head_dim": 16},
+    "hunyuan_vl_text": {"head_dim": 128, "rope_parameters": {**PLAIN, "rope_type": "xdrope", "alpha": 1000.0, **SIXTEENS}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "nemotron": {"num_key_value_heads": 2},
+    "qwen3_omni_moe_text": {"head_dim": 128},
+    "step3p5": {"sliding_window": 64},
 }
 LAWS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -93,6 +102,8 @@ def shrunk(kind: str) -> Any:
         given["rotary_dim"] = 8
     if fields.get("per_layer_config"):
         given["per_layer_config"] = {}
+    if fields.get("per_layer_config"):
+        given["per_layer_config"] = {}
     given |= _head(fields, given) | EXTRA.get(kind, {})
     try:
         return type(config)(**{**{key: value for key, value in fields.items() if key not in OUTPUTS}, **given})
@@ -108,11 +119,12 @@ def _layers(given: list[Any]) -> list[Any]:
 
 def _head(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Heads keep their default width, which shares and sections are made for; models without a key for it get it by their hidden size."""
-    if isinstance(fields.get("head_dim"), int) or fields.get("qk_rope_head_dim"):
+    if isinstance(fields.get("head_dim"), int) or fields.get("qk_rope_head_dim") or not fields.get("rope_parameters"):
         return {}
     for total, heads in (("hidden_size", "num_attention_heads"), ("embed_dim", "num_heads"), ("d_model", "num_attention_heads")):
-        if isinstance(fields.get(total), int) and isinstance(fields.get(heads), int) and fields.get("rope_parameters"):
-            return {total: given.get(heads, fields[heads]) * (fields[total] // fields[heads])}
+        if isinstance(fields.get(total), int) and isinstance(fields.get(heads), int):
+            width = fields[total] // fields[heads]
+            return {"head_dim": width} if "head_dim" in fields else {total: given.get(heads, fields[heads]) * width}
     return {}
 
 
@@ -156,7 +168,7 @@ def under(config: Any, law: str) -> Any:
 
 def _width(fields: dict[str, Any]) -> int:
     """How wide the part of a head is that a rotary section is about."""
-    named = fields.get("qk_rope_head_dim") or fields.get("head_dim")
+    named = fields.get("qk_rope_head_dim") or fields.get("head_dim") or fields.get("kv_channels")
     if isinstance(named, int):
         return named
     try:
