@@ -113,10 +113,10 @@ def without_rotation(model: nn.Module) -> Iterator[list[str]]:
         yield names
 
 
-def run(model: nn.Module, inputs: dict[str, Any]) -> Watch:
-    """One pass of a model: what its softmax calls received, with the layer each was in."""
+def run(model: nn.Module, inputs: dict[str, Any], length: int = TOKENS) -> Watch:
+    """One pass of a model: what its softmax calls over so many tokens received, with the layer each was in."""
     hooks = []
-    watch = Watch(TOKENS)
+    watch = Watch(length)
 
     def enter(module: nn.Module, *_: Any) -> None:
         watch.layers.append(int(module.layer_idx))  # type: ignore[arg-type]

@@ -9,10 +9,10 @@ from torch import nn
 
 LAYERS = 4
 LENGTH = 256
-COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "encoder_hidden_size", "embedding_size", "embedding_dim"), 64),
-    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "ffn_dim", "d_ff", "n_inner", "block_ff_dim"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "ffn_dim", "d_ff", "n_inner", "block_ff_dim", "out_hidden_size"), 64),
     **dict.fromkeys(("shared_expert_intermediate_size", "moe_intermediate_size", "moe_ffn_hidden_size"), 32),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
     **dict.fromkeys(COUNTS, LAYERS),

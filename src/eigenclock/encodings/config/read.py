@@ -13,6 +13,7 @@ from eigenclock.encodings.config.build import amplitude_of, rotary
 from eigenclock.encodings.config.families import ORIGINAL
 from eigenclock.encodings.config.keys import Account, first_of, longest_of, number
 from eigenclock.encodings.config.layers import does_not_turn, layer_types, rotary_top, sections, sizes, without_position
+from eigenclock.encodings.config.patches import read_tower, tower_of
 from eigenclock.encodings.config.per_layer import FULL, SLIDING, Part, of_types, split
 from eigenclock.encodings.config.result import Conventions, Encodings
 from eigenclock.encodings.config.section import Section, read_section
@@ -64,7 +65,9 @@ def encodings(
     if model_type in families.OUTSIDE:
         raise UnsupportedError(f"got model_type {model_type!r}: it has {families.OUTSIDE[model_type]}, outside the group")
     bias = families.BIASES.get(model_type)
-    if bias is not None and bias.turned_on(source.config):
+    if (tower := tower_of(source.config)) is not None:
+        found = read_tower(source.config, tower, given, account)
+    elif bias is not None and bias.turned_on(source.config):
         found = _biased(source, model_type, given, account)
     elif bias is not None and bias.off:
         raise UnsupportedError(f"got model_type {model_type!r} with alibi off: it has {bias.off}, outside the group")
