@@ -20,6 +20,8 @@ from torch import Tensor, nn
 import eigenclock as ec
 from config.real_attention import TOKENS, Seen, run, without_rotation
 from config.shrunk import LAWS, LENGTH, CannotRun, defaults, model_of, said, shrunk, under
+from config.towers import called
+from eigenclock.encodings.config.patches import TOWERS
 
 POSITIONS = (0, 1, 2, 3, 5, 7, 20, 60, 90, 150, 211)  # beyond the original length of every scaled law
 MOST = 60_000_000  # parameters: larger models are not built
@@ -59,7 +61,11 @@ def compare(kind: str, law: str = "default") -> Outcome:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             encs = ec.encodings(config, length=LENGTH if law == "longrope" else None)
-        return judged(encs, *runs(model_of(config, MOST), encs))
+        model = model_of(config, MOST)
+        if config.model_type in TOWERS:
+            still, real, times = called(model, config, next(iter(encs.values())).clock.names)
+            return judged(encs, still.seen, real.seen, times, real.factors)
+        return judged(encs, *runs(model, encs))
     except CannotRun as reason:
         return Outcome("cannot run", str(reason))
     except ec.EigenclockError as error:
@@ -138,8 +144,10 @@ def inputs_of(model: nn.Module, axes: int) -> tuple[dict[str, Any], Tensor]:
 def judged(encs: ec.Encodings, still: list[Seen], real: list[Seen], times: Tensor, factors: set[float]) -> Outcome:
     """Scores of what is not turned against the logits of what is."""
     worst, where = 0.0, ""
+    attending = [i for i, key in enumerate(encs.layers) if key in encs]
     for i, (before, after) in enumerate(zip(still, real, strict=True)):
-        index = i if before.layer is None else before.layer
+        counted = attending[i] if i < len(attending) else i
+        index = counted if before.layer is None else before.layer
         key = encs.layers[index] if index < len(encs.layers) else next(iter(encs))
         if key not in encs:
             return Outcome("differs", f"layer {index} ({key}) has softmax attention, and no encoding")

@@ -40,6 +40,7 @@ EXTRA: dict[str, dict[str, Any]] = {  # what a type needs beside these, most of 
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "eomt_dinov3": {"image_size": 64},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "glm4v_text": {"head_dim": 128, "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}},
@@ -50,8 +51,12 @@ EXTRA: dict[str, dict[str, Any]] = {  # what a type needs beside these, most of 
     "helium": {"head_dim": 16},
     "hunyuan_vl_text": {"head_dim": 128, "rope_parameters": {**PLAIN, "rope_type": "xdrope", "alpha": 1000.0, **SIXTEENS}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "llama4_vision_model": {"image_size": 56, "intermediate_size": 768},
     "nemotron": {"num_key_value_heads": 2},
+    "pixtral": {"hidden_size": 256, "head_dim": 64},
     "qwen3_omni_moe_text": {"head_dim": 128},
+    "sapiens2": {"num_key_value_heads_per_layer": [4, 2, 2, 4]},
+    "sam3_vit_model": {"image_size": 56, "window_size": 2, "global_attn_indexes": [0, 1, 2, 3]},
     "step3p5": {"sliding_window": 64},
 }
 LAWS: dict[str, dict[str, Any]] = {
@@ -72,7 +77,7 @@ OUTPUTS = (
     *("stage_names", "out_features", "out_indices", "_out_features", "_out_indices"),
 )  # what a config says of itself, and which of its many layers a backbone gives out
 KEPT = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta")  # what a section keeps under another law
-OWN = ("proportional", "xdrope")  # laws that come with a model of theirs
+OWN = ("proportional", "xdrope", "axial")  # laws that come with a model of theirs
 
 
 class CannotRun(Exception):

@@ -21,6 +21,7 @@ QUICK = {  # model type: laws; each of them agrees
     "llama": ("default", "linear", "yarn", "llama3", "longrope"),
     "mpt": ("default",),
     "smollm3": ("llama3",),
+    **dict.fromkeys(("dinov3_vit", "gemma4_vision", "llama4_vision_model", "pixtral", "qwen2_vl_vision"), ("default",)),  # towers
 }
 
 

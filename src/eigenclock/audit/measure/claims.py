@@ -12,6 +12,7 @@ from eigenclock.audit.probe import Probe, RotaryTable
 from eigenclock.encodings import Encoding
 from eigenclock.encodings.config import encodings
 from eigenclock.encodings.config.families import BIASES, HALF, INTERLEAVED
+from eigenclock.encodings.config.patches import TOWERS
 from eigenclock.errors import EigenclockError
 from eigenclock.theory.split import Turn
 
@@ -55,7 +56,7 @@ def trusted(probe: Probe) -> bool:
     text = (probe.config or {}).get("text_config")
     if isinstance(text, Mapping):
         kinds = [text.get("model_type")]
-    return all(not kind or str(kind) in HALF | INTERLEAVED or str(kind) in BIASES for kind in kinds)
+    return all(not kind or str(kind) in HALF | INTERLEAVED or str(kind) in BIASES or str(kind) in TOWERS for kind in kinds)
 
 
 def matched(probe: Probe) -> Iterator[tuple[str, RotaryTable, Encoding]]:

@@ -172,6 +172,7 @@ def verified(probe: Probe, enc: Encoding, lags: Lags, causal: bool = True) -> fl
     got = measure(q, k, at, of).double()
     if enc.clock.width > 1:  # a subject with one time for each token gives it to every axis
         at, of = (t[:, None].expand(-1, enc.clock.width) for t in (at, of))
+        causal = False  # its axes may have no order, and every key is before every query here
     wanted = scores(q[None], k[None], enc, times=at, key_times=of, causal=causal, scale=1.0)[0]
     return _gap(got, wanted)
 

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from eigenclock.clocks import Axes
 from eigenclock.encodings.axial_rope import axial_rope
 from eigenclock.encodings.base import Encoding
-from eigenclock.encodings.config.keys import Account, first_of, number
+from eigenclock.encodings.config.keys import Account, number
 from eigenclock.encodings.config.layers import Sizes, layer_types, raw_section, sizes
-from eigenclock.encodings.config.per_layer import FULL
+from eigenclock.encodings.config.per_layer import FULL, Part, split
 from eigenclock.encodings.config.result import Conventions, Encodings
 from eigenclock.encodings.mixed_rope import mixed_rope
 from eigenclock.encodings.nope import nope
@@ -27,8 +27,8 @@ Build = Callable[[Sizes, float, "Tower"], Encoding]
 class Tower:
     """How a family turns its patches.
 
-    ``build`` makes the encoding; ``axes`` are the coordinates of a token in the order in which they are given; ``times`` says what they are;
-    ``width`` is the key of the width of all heads together.
+    ``build`` makes the encoding; ``axes`` are the coordinates of a token in the order in which they are given, and ``times`` says what they
+    are; ``width`` is the key of the width of all heads together; ``scale`` multiplies the inner product where 1/sqrt(head_dim) does not.
     """
 
     build: Build
@@ -37,6 +37,7 @@ class Tower:
     theta: float = 10000.0
     times: str = "the row and the column of each patch"
     width: str = "hidden_size"
+    scale: float | None = None
 
 
 def blocks(size: Sizes, theta: float, tower: Tower) -> Encoding:
@@ -100,7 +101,8 @@ _PICTURE = Tower(
     theta=100.0,
     times="the row and the column of each patch as (i + 1/2) / n * 2 - 1, n patches to the axis; class and register tokens do not turn",
 )
-_COLUMN_FIRST = ("width", "height")
+_COLUMN_FIRST, _COLUMN = ("width", "height"), "the column and the row of each patch"
+_FROM_ONE = f"{_COLUMN}, counted from 1; the class token stands at 0, 0"
 TOWERS: Mapping[str, Tower] = {
     **dict.fromkeys(
         (
@@ -113,21 +115,22 @@ TOWERS: Mapping[str, Tower] = {
     ),
     "qwen2_vl_vision": Tower(blocks, width="embed_dim"),
     **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), _PICTURE),
-    "gemma4_vision": Tower(halves_of_the_head, axes=_COLUMN_FIRST, theta=100.0, times="the column and the row of each patch"),
-    "inkling2_vision": Tower(blocks, axes=_COLUMN_FIRST, pairing="interleaved", times="the column and the row of each patch"),
-    "kimi_k25_vision": Tower(taking_turns, axes=_COLUMN_FIRST, times="the column and the row of each patch"),
-    "llama4_vision_model": Tower(
-        blocks,
-        axes=_COLUMN_FIRST,
-        pairing="interleaved",
-        times="the column and the row of each patch, counted from 1; the class token stands at 0, 0",
-    ),
+    "gemma4_vision": Tower(halves_of_the_head, axes=_COLUMN_FIRST, theta=100.0, times=_COLUMN, scale=1.0),
+    "inkling2_vision": Tower(blocks, axes=_COLUMN_FIRST, pairing="interleaved", times=_FROM_ONE),
+    "kimi_k25_vision": Tower(taking_turns, axes=_COLUMN_FIRST, times=_COLUMN),
+    "llama4_vision_model": Tower(blocks, axes=_COLUMN_FIRST, pairing="interleaved", times=_FROM_ONE),
     "minimax_m3_vl_vision": Tower(
         as_many_as_fit, axes=("time", "height", "width"), times="the frame, the row and the column of each patch"
     ),
+    **dict.fromkeys(("muse_glimmer_vision", "muse_spark_vision"), Tower(blocks, axes=_COLUMN_FIRST, times=f"{_COLUMN}, counted from 1")),
     "pixtral": Tower(every_second),
-    "sam3_vit_model": Tower(blocks, pairing="interleaved"),
-    "step3p5_vision": Tower(blocks, axes=_COLUMN_FIRST, times="the column and the row of each patch"),
+    "sam3_vit_model": Tower(
+        blocks,
+        axes=_COLUMN_FIRST,
+        pairing="interleaved",
+        times=f"{_COLUMN} within its window; in layers without windows those of the picture, times window_size / patches to the side",
+    ),
+    "step3p5_vision": Tower(blocks, axes=_COLUMN_FIRST, times=_COLUMN),
 }
 _SIZES_OF_PICTURES = ("patch_size", "spatial_patch_size", "image_size")
 
@@ -161,19 +164,19 @@ def read_tower(config: Mapping[str, Any], name: str, given: Mapping[str, int | N
     tower = TOWERS[name]
     if tower.width != "hidden_size":
         config = {**config, "hidden_size": config.get(tower.width)}
-    size = sizes(config, name, given, account)
     section = raw_section(config)
     if (kind := section.get("rope_type")) not in (None, "default", AXIAL):
         raise ConfigError(f"got rope_type={kind!r} for the patches of {name}; expected 'axial'")
-    found = first_of({**config, **{k: v for k, v in section.items() if k == "rope_theta"}}, ("rope_theta",))
-    if found is None:
+    theta = section.get("rope_theta", config.get("rope_theta"))
+    if theta is None:
         account.note(f"rope_theta is named nowhere: {tower.theta:g} is used, the default of {name}")
-    theta = tower.theta if found is None else number(found[1], found[0], above=0)
-    encoding = tower.build(size, theta, tower)
-    account.note(f"each token has {len(tower.axes)} axes ({', '.join(tower.axes)}): its times are {tower.times}")
+    base = tower.theta if theta is None else number(theta, "rope_theta", above=0)
     layers = layer_types({**config, "num_hidden_layers": config.get("num_hidden_layers", config.get("depth"))}, name)
-    said = Conventions("huggingface", name, tower.pairing)
-    return Encodings(dict.fromkeys(layers or (FULL,), encoding), said, layers, tuple(account.notes), tuple(account.warnings))
+    keys, parts = split(config, name, layers, ()) if layers else ((), {FULL: Part(FULL, {})})
+    found = {key: tower.build(sizes({**config, **part.own}, name, given, account), base, tower) for key, part in parts.items()}
+    account.note(f"each token has {len(tower.axes)} axes ({', '.join(tower.axes)}): its times are {tower.times}")
+    said = Conventions("huggingface", name, tower.pairing, scale=tower.scale)
+    return Encodings(found, said, keys, tuple(account.notes), tuple(account.warnings))
 
 
 __all__ = ["TOWERS", "read_tower", "tower_of"]
