@@ -97,7 +97,8 @@ def test_python_blocks_run(name, registries):
 def test_example_of_contributing_adds_one_of_each(registries):
     before = [set(registry) for registry in REGISTRIES]
     run_blocks(read("CONTRIBUTING.md"), "CONTRIBUTING.md")
-    assert [len(set(registry) - names) for registry, names in zip(REGISTRIES, before, strict=True)] == [1] * len(REGISTRIES)
+    added = [len(set(registry) - names) for registry, names in zip(REGISTRIES, before, strict=True)]
+    assert added == [2 if registry is ec.CLOCKS else 1 for registry in REGISTRIES]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -107,3 +107,4 @@ from eigenclock.theory import Classification as Classification
 from eigenclock.theory import Generator as Generator
 from eigenclock.theory import JordanForm as JordanForm
 from eigenclock.theory import classify as classify
+from eigenclock.version import __version__ as __version__

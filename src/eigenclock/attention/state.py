@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eigenclock.attention.kept import read_tensors, row_numbers, write_tensors
 from eigenclock.encodings import Encoding
+from eigenclock.encodings.spec import to_text
 from eigenclock.errors import ConfigError, ShapeError
 
 _FORMAT = "eigenclock.state.1"
@@ -118,7 +119,7 @@ _TEXTS: weakref.WeakKeyDictionary[Encoding, str] = weakref.WeakKeyDictionary()
 def text_of(encoding: Encoding) -> str:
     """The encoding as text, written once: a decode step takes less time than a long list of rates takes to print."""
     if encoding not in _TEXTS:
-        _TEXTS[encoding] = str(encoding)
+        _TEXTS[encoding] = to_text(encoding.spec)
     return _TEXTS[encoding]
 
 

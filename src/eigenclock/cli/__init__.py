@@ -11,6 +11,7 @@ from importlib import import_module
 
 from eigenclock.errors import EigenclockError
 from eigenclock.registry import lookup
+from eigenclock.version import __version__
 
 COMMANDS = {  # name: (module, what it does)
     "compare": ("eigenclock.cli.compare", "train a small GPT once per positional encoding and compare them on held-out text"),
@@ -35,12 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return 0 if words else 2
     if words[0] == "--version":
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print("eigenclock", version("eigenclock"))
-        except PackageNotFoundError:
-            print("eigenclock (not installed)")
+        print("eigenclock", __version__)
         return 0
     try:
         module = import_module(lookup(COMMANDS, words[0], "command")[0])

@@ -1,6 +1,7 @@
 """The clock: it says what time is, exactly, before anything is rounded."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class Clock(nn.Module):
     unit: str | None = None
     width: int = 1
     signed: bool = False  # whether time may go back by the clock's own making
-    sums: bool = False  # whether a time is a sum along the sequence, so that queries must be tokens of the keys' own
+    sums: bool = False  # whether a time is a sum along the sequence: queries must be tokens of the keys' own, and pieces hand on ``since``
     decreasing: str = "refuse"
 
     @property
@@ -200,6 +201,28 @@ def first_real(values: Tensor, mask: Tensor) -> Tensor:
         return values.expand(*shape, -1)
     index = mask.long().argmax(-1, keepdim=True)[:, None]
     return values.expand(*shape, -1).gather(-1, index.expand(*shape, -1))
+
+
+def elapsed(read: Callable[..., Reading], mask: Tensor | None, since: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Time since the real token before, 0 at the very first one, and the last time given: what a clock that accumulates sums up.
+
+    ``read(origin=...)`` gives the times of the piece less an origin, exactly; ``since`` is the last given time of the piece before.
+
+    Shape: that of the times; (B|1, H|1, T) where the mask or what came before differs by row.
+    """
+    if since is None:
+        fresh, reading = torch.ones(1, 1, 1, dtype=torch.bool), read(origin=None)
+        fresh = fresh.to(reading.ticks.device)
+    else:  # times less the one before them, subtracted exactly
+        fresh, start = with_heads(nothing_before(since)), since
+        if bool(fresh.any()):
+            start = torch.where(fresh, with_heads(read(origin=None).origin), with_heads(since))  # type: ignore[arg-type]
+        reading = read(origin=start)
+    ticks = with_heads(reading.ticks)
+    first = ticks[..., :1] if mask is None else first_real(ticks, mask)
+    before = torch.where(fresh, first, 0.0) if first.numel() else first
+    gaps = (ticks if mask is None else carried(ticks, before, mask)).diff(dim=-1, prepend=before)
+    return (gaps.reshape(reading.ticks.shape) if gaps.numel() == reading.ticks.numel() else gaps), reading.last
 
 
 def nothing_before(since: Tensor) -> Tensor:

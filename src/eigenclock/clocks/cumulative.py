@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eigenclock.clocks.clock import Clock, Reading, carried, first_real, nothing_before, with_heads
+from eigenclock.clocks.clock import Clock, Reading, elapsed, with_heads
 from eigenclock.clocks.gates import GATES, Gate, bounded, check_bound, start_bias
 from eigenclock.clocks.index import Index
 from eigenclock.errors import ClockError, ConfigError, ShapeError
@@ -197,22 +196,19 @@ class Cumulative(Clock):
         device: torch.device | None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Time since the real token before, (B|1, H|1, T), 0 at the very first one, and the last time given."""
-        read = partial(self.base, times, documents=documents, mask=mask, since=since, device=device)
-        if since is None:
-            fresh, reading = torch.ones(1, 1, 1, dtype=torch.bool, device=device), read()
-        else:  # times less the one before them, subtracted exactly by the base
-            fresh = with_heads(nothing_before(since))
-            start = torch.where(fresh, with_heads(read().origin), with_heads(since)) if bool(fresh.any()) else since  # type: ignore[arg-type]
-            reading = read(origin=start)
-        ticks = with_heads(reading.ticks)
-        if ticks.shape[-1] != shape[2] or any(n not in (1, m) and m > 1 for n, m in zip(ticks.shape, shape, strict=False)):
-            raise ShapeError(
-                f"got times of shape {tuple(ticks.shape)} for activations of {shape[0]} rows and {shape[2]} tokens on a learned clock of "
-                f"{shape[1]} heads; expected ({shape[2]},), {shape[0], shape[2]} or {shape}"
-            )
-        first = ticks[..., :1] if mask is None else first_real(ticks, mask)
-        before = torch.where(fresh, first, 0.0) if first.numel() else first
-        return (ticks if mask is None else carried(ticks, before, mask)).diff(dim=-1, prepend=before), reading.last
+
+        def read(origin: Tensor | None) -> Reading:
+            reading = self.base(times, origin=origin, documents=documents, mask=mask, since=since, device=device)
+            found = tuple(with_heads(reading.ticks).shape)
+            if found[-1] != shape[2] or any(n not in (1, m) and m > 1 for n, m in zip(found, shape, strict=False)):
+                raise ShapeError(
+                    f"got times of shape {found} for activations of {shape[0]} rows and {shape[2]} tokens on a learned clock of "
+                    f"{shape[1]} heads; expected ({shape[2]},), {shape[0], shape[2]} or {shape}"
+                )
+            return reading
+
+        steps, last = elapsed(read, mask, since)
+        return with_heads(steps), last
 
     def continued(self, reading: Reading, given: bool) -> Tensor | None:
         """The origin with which the next piece is read: minus the last tick, so that its sum goes on from there."""

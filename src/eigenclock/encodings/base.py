@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from eigenclock.clocks import Clock, Cumulative
@@ -24,7 +25,8 @@ class Encoding(nn.Module):
     """A generator on the channels of a head, constants lifted beside them, and the clock that drives both.
 
     ``a + b`` puts two encodings side by side on different channels, ``a * b`` both on the same channels (they must commute).
-    ``str(enc)`` is a spec that :func:`eigenclock.encoding` reads back.
+    ``str(enc)`` is a spec that :func:`eigenclock.encoding` reads back. It holds the numbers that learning starts from; once they have
+    moved it ends in "[start values]", and :meth:`learned_values` gives the present ones.
 
     Raises: ShapeError, UnsupportedError or AxiomError where a sum or product does not fit together.
 
@@ -111,11 +113,31 @@ class Encoding(nn.Module):
         weight = bool(self.lifts()) or any(part.bias is not None for part in outside)
         return {(True, True): "both", (True, False): "score", (False, True): "weight", (False, False): "nothing"}[score, weight]
 
+    def _learned(self) -> dict[str, Parameter]:
+        """The learned sets of numbers by name: "rate", and "left.rate" or "inner.rate" where an encoding holds others."""
+        found = {name: module for name, module in self.named_modules() if isinstance(module, Parameter) and module.learned}
+        return {".".join(part for part in name.split(".") if part != "values"): module for name, module in found.items()}
+
+    def learned_values(self) -> dict[str, Float[Tensor, "..."]]:
+        """The learned numbers as they are now, in float64 without gradients, by the names that ``learn=`` takes.
+
+        Sums and products call those of their sides "left.rate" and "right.slope", ``two_sided`` calls them "inner.rate". What a learned
+        clock holds are weights of a layer: they stay in ``enc.clock.named_parameters()``.
+
+        Shape: that of the numbers, such as (heads,) or (heads, D/2).
+        Units: those of the option: rates and frequencies per unit of the clock, slopes in logits per unit.
+
+        >>> import eigenclock as ec
+        >>> enc = ec.alibi(64, heads=2, learn=("slope",))
+        >>> enc.learned_values()["slope"]  # kept in float32 on a log scale
+        tensor([0.0625, 0.0039], dtype=torch.float64)
+        """
+        return {name: module.value().detach() for name, module in self._learned().items()}
+
     def reset_parameters(self) -> None:
         """Put every learned number back to its start value."""
-        for module in self.modules():
-            if isinstance(module, Parameter):
-                module.reset_parameters()
+        for module in self._learned().values():
+            module.reset_parameters()
 
     def __add__(self, other: "Encoding") -> "Encoding":
         return Sum(self, other)
@@ -124,9 +146,10 @@ class Encoding(nn.Module):
         return Times(self, other)
 
     def __str__(self) -> str:
-        from eigenclock.encodings.spec import to_text
+        from eigenclock.encodings.spec import START_VALUES, to_text
 
-        return to_text(self.spec)
+        moved = any(module.moved for module in self._learned().values())
+        return to_text(self.spec) + (START_VALUES if moved else "")
 
     def __repr__(self) -> str:
         more = [f", weighs {self.weighs}"] if self.weighs else []

@@ -49,6 +49,13 @@ class Parameter(nn.Module):
     def learned(self) -> bool:
         return self.raw is not None
 
+    @property
+    def moved(self) -> bool:
+        """Whether a learned number is no longer at its start value; False where it has no numbers yet (meta device)."""
+        if self.raw is None or self.raw.is_meta:
+            return False
+        return not torch.equal(self.raw.detach().cpu(), self._start())
+
     def reset_parameters(self) -> None:
         """Put a learned number back to its start value, for example after ``to_empty`` on a meta device."""
         if self.raw is not None:

@@ -223,7 +223,7 @@ def check_clock(clock: Clock, times: Any, *, documents: Tensor | None = None, at
         close("with one origin, a shift adds the same to every tick", where, apart, apart[:1].expand_as(apart), atol, size=size)
     cut = times.shape[0] // 2
     first = clock(times[:cut])
-    rest = clock(times[cut:], origin=first.origin, since=first.last)
+    rest = clock(times[cut:], origin=clock.continued(first, given=True), since=first.last)
     pieces = torch.cat([first.ticks, rest.ticks])
     close("a sequence read in two pieces gives the times of the whole", where, pieces, ticks, atol, size=size)
     for read, given in ((first, times[cut - 1]), (rest, times[-1])):

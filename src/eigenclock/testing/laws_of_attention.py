@@ -16,6 +16,7 @@ from eigenclock.clocks import Cumulative
 from eigenclock.clocks.clock import Reading, with_heads
 from eigenclock.encodings import Encoding, alibi, damped_rope, decay, decay_bias, encoding, nope, rope, two_sided
 from eigenclock.encodings.outside import Pairs, absolute, place
+from eigenclock.encodings.parameter import Parameter
 from eigenclock.testing.laws import LawError, close, holds
 from eigenclock.testing.outside import check_axioms
 from eigenclock.theory import Generator, Split
@@ -44,7 +45,8 @@ def check_encoding(
         times: increasing example times (T,), or (T, axes), in the unit its clock reads; left out, irregular float64 times between 0 and
             12. Choose them so that they last a few half-lives: lags too small to matter prove little.
         x: activations (1, T, features) for a learned clock, random ones if left out; T must be that of the times.
-        formula: the scores of the source written out, (q, k, query_times, key_times) -> logits, scaled, in float64, before any mask.
+        formula: the scores of the source written out, (q, k, query_times, key_times) -> logits, scaled, in float64, before any mask. The
+            limit allows for the float32 in which learned numbers are kept: what one step of each of them does to the scores.
         compiled: also run it under ``torch.compile(fullgraph=True)`` (a few seconds).
     Shape: formula takes q (1, H, T, D), k (1, G, T, D) and twice the ticks as the clock gives them, (T,), or (1, H, T) and
         (1, H, T, W) on learned clocks; it returns (1, H, T, T).
@@ -72,7 +74,8 @@ def check_encoding(
         for shift in (8192, -5) if "translation invariance" not in enc.breaks else ():
             moved = scores(q, k, enc, times=times + shift, x=x, causal=causal)
             close(f"a common shift of the times by {shift} leaves scores alone", where, moved, z, atol)
-    _check_dense(enc, q, k, enc.clock(times, x=x), base, formula, atol, where)
+    rounded = 0.0 if formula is None else _rounding_of_learned(enc, lambda: scores(q, k, enc, times=times, x=x))
+    _check_dense(enc, q, k, enc.clock(times, x=x), base, formula, atol, rounded, where)
     if enc.breaks:
         check_axioms(enc, atol=atol)
 
@@ -110,7 +113,23 @@ def _both_ways(enc: Encoding) -> bool:
     return enc.sides == 2 or not (needs_order(split, enc.lifts()) or any(part.directed for part in enc.outside()))
 
 
-def _check_dense(enc: Encoding, q: Tensor, k: Tensor, read: Reading, z: Tensor, formula: Formula | None, atol: float, where: str) -> None:
+def _rounding_of_learned(enc: Encoding, of: Callable[[], Tensor]) -> float:
+    """How far scores may be from those of exact numbers, since learned ones are kept in float32: the sum of what one step of each does."""
+    base, total = of().detach(), 0.0
+    kept = [module.raw for module in enc.modules() if isinstance(module, Parameter) and module.raw is not None]
+    for leaf in kept:
+        flat, start = leaf.data.view(-1), leaf.detach().clone().view(-1)
+        for i, value in enumerate(start):
+            flat[i] = torch.nextafter(value, value.new_tensor(math.inf))
+            gap = (of().detach() - base).nan_to_num(posinf=0.0, neginf=0.0)
+            flat[i] = value
+            total += float(gap.abs().max())
+    return total
+
+
+def _check_dense(
+    enc: Encoding, q: Tensor, k: Tensor, read: Reading, z: Tensor, formula: Formula | None, atol: float, rounded: float, where: str
+) -> None:  # fmt: skip
     """The scores against dense matrix exponentials, and against the formula of the source."""
     ticks, given = read.ticks, (q, k)
     outside, origin = enc.outside(), read.origin if "translation invariance" in enc.breaks else None
@@ -138,7 +157,9 @@ def _check_dense(enc: Encoding, q: Tensor, k: Tensor, read: Reading, z: Tensor, 
     if formula is not None:
         own = absolute(ticks, origin)
         written = formula(*given, own, own).double()
-        close("scores are those of the formula", where, torch.where(seen, z, 0.0), torch.where(seen, written, 0.0), atol)
+        written = torch.where(seen, written, 0.0).detach()
+        limit = atol + rounded / max(1.0, float(written.abs().max()))  # close takes limits relative to that size
+        close("scores are those of the formula", where, torch.where(seen, z, 0.0), written, limit)
 
 
 def _dense(generator: Generator, q: Tensor, k: Tensor, lag: Tensor) -> Tensor:
@@ -212,7 +233,7 @@ def _check_specs(enc: Encoding, where: str) -> None:
         raise LawError("the spec is plain data that JSON can carry", measured=str(error), limit="plain data", where=where) from None
     for kind, spec in ways.items():
         again = encoding(spec)
-        holds(f"the {kind} spec builds an encoding with the same text", where, str(again) == str(enc), str(again), str(enc))
+        holds(f"the {kind} spec builds an encoding with the same text", where, str(again) == str(start), str(again), str(start))
         _same(f"the {kind} spec builds the same numbers", where, again, start)
         holds(f"the {kind} spec keeps the clock", where, again.clock.spec() == enc.clock.spec(), again.clock.spec(), enc.clock.spec())
     try:
