@@ -109,7 +109,7 @@ def runs(model: nn.Module, encs: ec.Encodings) -> tuple[list[Seen], list[Seen], 
 
     Raises: CannotRun where the model cannot be called, or calls no softmax over its tokens.
     """
-    inputs, times = inputs_of(model, max(enc.clock.width for enc in encs.values()))
+    inputs, times = inputs_of(model, max((enc.clock.width for enc in encs.values()), default=1))
     try:
         with without_rotation(model):
             still = run(model, inputs)

@@ -210,3 +210,67 @@ def test_without_a_type_the_layout_that_is_assumed_is_noted():
 def test_types_with_a_schedule_of_their_own_need_their_section(kind):
     with pytest.raises(ec.ConfigError, match="rope_parameters"):
         ec.encodings({"model_type": kind, "head_dim": 16, "num_attention_heads": 4, "num_hidden_layers": 2})
+
+
+def test_mpt_that_turns_is_no_model_with_learned_positions():
+    inner = {"alibi": False, "rope": True, "rope_theta": 5e5, "rope_impl": "hf", "kv_n_heads": 2, "softmax_scale": 0.1}
+    config = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2}
+    found = read({**config, "attn_config": inner})
+    assert str(found.only) == "rope(head_dim=16, heads=4, kv_heads=2, theta=500000.0, pairing='half')"
+    assert found.conventions.scale == 0.1
+    assert any("attn_config.rope" in text for text in found.warnings)
+    scaled = {**inner, "rope_hf_config": {"type": "linear", "factor": 4.0}}
+    assert "linear(factor=4.0" in str(read({**config, "attn_config": scaled}).only)
+    for wrong, word in (
+        ({"rope_impl": "dail", "rope_dail_config": {"type": "xpos"}}, "rope_dail_config"),
+        ({"rope_impl": "mine"}, "rope_impl"),
+        ({"rope_hf_config": 3}, "rope_hf_config"),
+    ):
+        with pytest.raises((ec.ConfigError, ec.UnsupportedError), match=word):
+            read({**config, "attn_config": {**inner, **wrong}})
+
+
+def test_bert_with_alibi_is_no_model_with_learned_positions():
+    config = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4, "alibi_starting_size": 512}
+    with pytest.raises(ec.UnsupportedError, match="both sides") as refusal:
+        ec.encodings(config)
+    assert "learned absolute" not in str(refusal.value)
+    with pytest.raises(ec.UnsupportedError, match="learned absolute"):
+        ec.encodings({key: value for key, value in config.items() if key != "alibi_starting_size"})
+
+
+@pytest.mark.parametrize("kind", ["jamba", "nemotron_h", "zamba"])
+def test_attention_between_recurrences_has_no_position(kind):
+    config = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 8}
+    assert set(map(str, read(config).values())) == {"nope(head_dim=16, heads=4)"}
+    assert any("no layer has a position" in text for text in read(config).notes)
+
+
+def test_the_layers_of_hybrids_follow_their_own_keys():
+    config = {"model_type": "jamba", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 8}
+    found = read({**config, "attn_layer_period": 4, "attn_layer_offset": 1})
+    assert [name == "full_attention" for name in found.layers] == [False, True, False, False] * 2
+    found = read({**config, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-M*-"})
+    assert [i for i, name in enumerate(found.layers) if name == "full_attention"] == [3, 6]
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_the_switch_of_zamba2(flag):
+    config = {"model_type": "zamba2", "hidden_size": 64, "num_attention_heads": 4, "attention_head_dim": 32, "kv_channels": 16}
+    found = read({**config, "num_hidden_layers": 1, "use_mem_rope": flag, "rope_theta": 1e4})
+    assert turns(found) == [flag]
+    assert (found.only.head_dim, found.conventions.scale) == (32, 0.25)
+
+
+@pytest.mark.parametrize("kind", ["rwkv6", "delta_net", "gated_deltanet", "xlstm", "falcon_mamba"])
+def test_recurrences_are_refused_as_what_they_are(kind):
+    with pytest.raises(ec.UnsupportedError, match="recurrence"):
+        ec.encodings({"model_type": kind, "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 1e4})
+
+
+def test_other_kinds_of_positions_are_refused_without_a_hint_that_leads_astray():
+    with pytest.raises(ec.UnsupportedError, match="'relative'") as refusal:
+        ec.encodings(
+            {"model_type": "wav2vec2-conformer", "hidden_size": 64, "num_attention_heads": 4, "position_embeddings_type": "relative"}
+        )
+    assert "did you mean" not in str(refusal.value)

@@ -42,6 +42,8 @@ ROTARY_TOP = (
     "rope_ratio",
     "rotary",
     "position_embedding_type",
+    "position_embeddings_type",
+    "use_mem_rope",
     "layer_rope_theta",
     "partial_rotary_factors",
     "yarn_only_types",
@@ -51,19 +53,19 @@ _HALF = """
 esm qwen llama mistral mixtral ministral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next gemma gemma2 gemma3_text gemma3n_text
 gemma4_text phi phi3 phimoe gpt_neox gpt_neox_japanese falcon stablelm persimmon nemotron olmo olmo2 olmo3 olmoe starcoder2 granite
 granitemoe smollm3 gpt_oss arcee apertus exaone exaone4 seed_oss hunyuan_v1_dense minimax minimax_m2 nanochat jetmoe dbrx bitnet diffllama
-jamba lfm2 dots1 qwen2_vl_text qwen2_vl qwen2_5_vl_text qwen2_5_vl qwen3_vl_text qwen3_vl_moe_text glm4_moe modernbert-decoder vaultgemma
-afmoe qwen3_5_text qwen3_5_moe_text bamba falcon_h1 cwm flex_olmo doge recurrent_gemma apertus1p5_text aria_text beam emu3_text_model
-exaone_moe flint gemma4_unified_text granitemoeshared granite_swa granitemoe_swa hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3
+lfm2 dots1 qwen2_vl_text qwen2_vl qwen2_5_vl_text qwen2_5_vl qwen3_vl_text qwen3_vl_moe_text glm4_moe modernbert-decoder vaultgemma afmoe
+qwen3_5_text qwen3_5_moe_text bamba falcon_h1 cwm flex_olmo doge recurrent_gemma apertus1p5_text aria_text beam emu3_text_model exaone_moe
+flint gemma4_unified_text granitemoeshared granite_swa granitemoe_swa hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3
 iquestcoder jais2 kolibri1 lara_mini lfm3 mellum minicpm3 minimax_m3_vl_text mllama_text_model moshi mimo_v2_flash olmo_hybrid sarvam_moe
 solar_open step3p5 glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text granitemoehybrid
 cosmos3_edge_text deepseek_ocr2_text diffusion_gemma_text embedding_gemma2_text eurobert granite4_vision_text granite_docling_text gte
 higgs_audio_v2 jina_embeddings_v3 laguna lfm2_moe modernbert molmo2_text muse_glimmer_text muse_spark_text nomic_bert qwen2_5_omni_talker
-ultrabert unlimited_ocr_text dia_encoder
+ultrabert unlimited_ocr_text dia_encoder zamba2
 """
 _INTERLEAVED = """
-roformer gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm glm4 ernie4_5 ernie4_5_moe helium llama4_text moonshine longcat_flash
-youtu glm4_moe_lite axk1 axk2 cohere2_moe deepseek_v32 ernie4_5_vl_moe_text glm4v_text glm_moe_dsa glm_ocr_text mistral4 sarvam_mla
-openai_privacy_filter
+hy_v4_vl_text roformer gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm glm4 ernie4_5 ernie4_5_moe helium llama4_text moonshine
+longcat_flash youtu glm4_moe_lite axk1 axk2 cohere2_moe deepseek_v32 ernie4_5_vl_moe_text glm4v_text glm_moe_dsa glm_ocr_text mistral4
+sarvam_mla openai_privacy_filter
 """
 HALF, INTERLEAVED = frozenset(_HALF.split()), frozenset(_INTERLEAVED.split())
 MINUS = frozenset(("nanochat",))  # both sides turn by minus frequency times time
@@ -178,7 +180,13 @@ DEFAULT_INTERVAL = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
 # Layers that attend to everything do not turn, those with a window do. A few turn every layer where the config names no window.
 TURN_WITHOUT_WINDOW = frozenset(("exaone4", "exaone_moe", "kolibri1"))
 NOPE_ON_FULL = TURN_WITHOUT_WINDOW | frozenset(("afmoe", "cohere2", "cohere2_moe", "flint", "lara_mini"))
-TURN_BY_SWITCH = frozenset(("granitemoehybrid",))  # no layer turns unless position_embedding_type is "rope"
+WITHOUT_POSITION = frozenset(("jamba", "nemotron_h", "kimi_linear", "zamba"))  # attention between recurrences, which order the tokens
+# No layer turns unless a key says so.
+TURN_BY_SWITCH: Mapping[str, tuple[str, Any]] = {
+    "granitemoehybrid": ("position_embedding_type", "rope"),
+    "zamba2": ("use_mem_rope", True),
+}
+HALF_SCALE = frozenset(("zamba", "zamba2"))  # heads are twice as wide as the scale says
 TILED_KEYS = frozenset(("jetmoe",))  # head h reads key head h mod n, where others read h // (heads / n)
 WIDE_KEYS = frozenset(("mimo_v2_flash",))  # twice as many key heads in layers with a window
 WINDOW_TURNS = frozenset(("cohere2", "cohere2_moe", "flint"))  # without a window no layer turns
@@ -239,13 +247,17 @@ DEFAULT_SECTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 NO_ENCODING = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "lightning_attention", "moe", "mlp"))
 
+_RECURRENT = """
+mamba mamba2 falcon_mamba rwkv rwkv5 rwkv6 rwkv7 delta_net gated_deltanet gated_delta_product gla hgrn hgrn2 gsa lightnet retnet linear_attn
+xlstm
+"""
 OUTSIDE: Mapping[str, str] = {
     **dict.fromkeys(
         ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "openai-gpt", "xglm", "biogpt", "bert", "roberta", "nanogpt"),
         "learned absolute positions, a table with one row per position that is added to the embeddings",
     ),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5"), "a learned bias per bucket of the lag, which is not continuous in time"),
-    **dict.fromkeys(("mamba", "mamba2", "rwkv"), "a recurrence in place of attention"),
+    **dict.fromkeys(_RECURRENT.split(), "a recurrence in place of attention"),
 }
 
 

@@ -30,7 +30,7 @@ def layer_types(config: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
     count = None if named is None else whole(named[1], named[0])
     if count is None and (lists := lists_of(config)):
         count = max(len(next(iter(lists.values()))) - predicted(config), 0)
-    given = config.get("layer_types")
+    given = config.get("layer_types", config.get("layers_block_type"))
     if given is not None:
         if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(kind, str) for kind in given):
             raise ConfigError(f"got layer_types={given!r}; expected a list of names, one per layer")
@@ -47,6 +47,11 @@ def layer_types(config: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
         if not isinstance(local, Sequence) or len(local) != count or any(flag not in (0, 1) for flag in local):
             raise ConfigError(f"got hybrid_layer_pattern={local!r} for {count} layers; expected 0 (full) or 1 (a window) for each")
         return tuple(SLIDING if flag else FULL for flag in local)
+    if (period := config.get("attn_layer_period")) is not None:  # Jamba: attention in one layer of a period, a recurrence in the others
+        period, offset = whole(period, "attn_layer_period"), int(number(config.get("attn_layer_offset", 0), "attn_layer_offset", least=0))
+        return tuple(FULL if i % period == offset else "mamba" for i in range(count))
+    if isinstance(letters := config.get("hybrid_override_pattern"), str) and len(letters) == count:  # Nemotron-H: * is attention
+        return tuple(FULL if letter == "*" else "mamba" if letter == "M" else "mlp" for letter in letters)
     every = config.get("full_attention_interval", 4 if model_type in families.DEFAULT_INTERVAL else None)
     if every is not None:
         return tuple(LINEAR if (i + 1) % whole(every, "full_attention_interval") else FULL for i in range(count))
@@ -85,7 +90,8 @@ def without_position(config: Mapping[str, Any], model_type: str, layers: tuple[s
         (account.note if model_type in families.FLAGGED else account.warn)(text)
         return tuple(not flag for flag in flags)
     if does_not_turn(config, model_type):
-        account.note(f"{model_type} turns its queries and keys only where position_embedding_type is 'rope': no layer has a position")
+        switch = families.TURN_BY_SWITCH.get(model_type)
+        account.note(f"{model_type}: no layer has a position" + (f"; they turn where {switch[0]} is {switch[1]!r}" if switch else ""))
         return (True,) * len(layers)
     if model_type in families.NOPE_ON_FULL:
         return _without_window(config, model_type, layers, account)
@@ -93,8 +99,9 @@ def without_position(config: Mapping[str, Any], model_type: str, layers: tuple[s
 
 
 def does_not_turn(config: Mapping[str, Any], model_type: str) -> bool:
-    """Whether a switch leaves a model without positions."""
-    return model_type in families.TURN_BY_SWITCH and config.get("position_embedding_type") != "rope"
+    """Whether a model has attention without positions, always or by a switch."""
+    switch = families.TURN_BY_SWITCH.get(model_type)
+    return model_type in families.WITHOUT_POSITION or (switch is not None and config.get(switch[0]) != switch[1])
 
 
 def _without_window(config: Mapping[str, Any], model_type: str, layers: tuple[str, ...], account: Account) -> tuple[bool, ...]:
@@ -124,6 +131,8 @@ def sizes(config: Mapping[str, Any], model_type: str, given: Mapping[str, int | 
         account.note("latent attention: each head has its fixed channels first, then those that turn; one turned key serves all heads")
         fixed = int(number(fixed, "qk_nope_head_dim", least=0))
         return Sizes(fixed + whole(rotary, "qk_rope_head_dim"), heads or 1, None, fixed)
+    if model_type in families.HALF_SCALE:  # kv_channels is the width before two streams are joined
+        config = {key: value for key, value in config.items() if key != "kv_channels"}
     width = _size(config, families.HEAD_DIM, given.get("head_dim"), "head_dim")
     if width is None:
         hidden = first_of(config, families.HIDDEN)

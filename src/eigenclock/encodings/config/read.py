@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from eigenclock.encodings.alibi import alibi
 from eigenclock.encodings.base import Encoding
 from eigenclock.encodings.config import families
+from eigenclock.encodings.config.biases import biased, mpt_that_turns
 from eigenclock.encodings.config.build import amplitude_of, rotary
 from eigenclock.encodings.config.families import ORIGINAL
 from eigenclock.encodings.config.keys import Account, first_of, longest_of, number
@@ -22,7 +22,6 @@ from eigenclock.encodings.config.switches import qwen_base
 from eigenclock.encodings.config.temperature import SECTION_BETA, by_position
 from eigenclock.encodings.nope import nope
 from eigenclock.errors import ConfigError, UnsupportedError
-from eigenclock.schedules import alibi_slopes
 
 _YARN = 0.1  # the slope of yarn's amplitude over ln(factor)
 
@@ -62,13 +61,22 @@ def encodings(
     source = understand(load(config), account)
     given = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
     model_type = str(source.config.get("model_type") or "")
+    if source.config.get("alibi_starting_size") is not None:
+        raise UnsupportedError(
+            f"got alibi_starting_size={source.config['alibi_starting_size']!r} in a config of model_type {model_type!r}, as MosaicBERT and "
+            "DNABERT-2 have it: ALiBi on both sides of the query; expected ec.two_sided(ec.alibi(head_dim, heads=heads)) in its place"
+        )
     if model_type in families.OUTSIDE:
         raise UnsupportedError(f"got model_type {model_type!r}: it has {families.OUTSIDE[model_type]}, outside the group")
     bias = families.BIASES.get(model_type)
+    off = bias is not None and not bias.turned_on(source.config)
+    turning = mpt_that_turns(source, account) if off and model_type == "mpt" else None
     if (tower := tower_of(source.config)) is not None:
         found = read_tower(source.config, tower, given, account)
+    elif turning is not None:
+        found = _rotary(turning, model_type, given, pairing, length, account)
     elif bias is not None and bias.turned_on(source.config):
-        found = _biased(source, model_type, given, account)
+        found = biased(source, model_type, given, account)
     elif bias is not None and bias.off:
         raise UnsupportedError(f"got model_type {model_type!r} with alibi off: it has {bias.off}, outside the group")
     else:
@@ -76,30 +84,6 @@ def encodings(
     for text in found.warnings:
         warnings.warn(text, UserWarning, stacklevel=2)
     return found
-
-
-def _biased(source: Source, model_type: str, given: Mapping[str, int | None], account: Account) -> Encodings:
-    """ALiBi: BLOOM and MPT add the bias to the scaled logit, Falcon before the scale, and MPT sets the largest exponent."""
-    config, bias = source.config, families.BIASES[model_type]
-    size = sizes(config, model_type, given, account)
-    slopes: Any = None
-    published = alibi_slopes()(size.heads).values
-    inner = config.get("attn_config") or {} if model_type == "mpt" else {}
-    if model_type == "falcon":
-        slopes = (published / math.sqrt(size.head_dim)).tolist()
-        account.note("falcon rounds its slopes and biases to bfloat16; here they are exact")
-    if (largest := number(inner.get("alibi_bias_max", 8), "attn_config.alibi_bias_max", above=0)) != 8:
-        slopes = (published ** (largest / 8)).tolist()
-        account.warn(f"attn_config.alibi_bias_max={largest:g} is used; transformers 5 computes the bias of MPT with 8 whatever it says")
-    if inner.get("rope"):
-        raise ConfigError("got attn_config.rope beside alibi; expected one of them")
-    encoding = alibi(size.head_dim, heads=size.heads, kv_heads=size.kv_heads, slopes=slopes)
-    layers = layer_types(config, model_type)
-    scale = inner.get("softmax_scale")
-    said = Conventions(
-        source.name, model_type, bias=bias.placement, scale=None if scale is None else number(scale, "softmax_scale", above=0)
-    )
-    return Encodings({FULL: encoding}, said, layers, tuple(account.notes), tuple(account.warnings))
 
 
 def _rotary(
@@ -196,7 +180,7 @@ def _with_defaults(config: Mapping[str, Any], model_type: str, account: Account)
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
-    kind = config.get("position_embedding_type")
+    kind = config.get("position_embedding_type", config.get("position_embeddings_type"))
     if config.get("rotary", True) is not True:
         raise ConfigError(f"got rotary={config['rotary']!r}; expected true, or another model_type")
     if kind is not None and not str(kind).startswith(("rope", "rotary")):
@@ -294,6 +278,8 @@ def _scale(config: Mapping[str, Any], model_type: str, read: list[Section]) -> f
         return number(value, "attention_multiplier", above=0)
     if model_type in families.SCALE_ONE:
         return 1.0
+    if model_type in families.HALF_SCALE and (width := config.get("attention_head_dim")) is not None:
+        return (number(width, "attention_head_dim", above=0) / 2) ** -0.5
     fixed, turned = config.get("qk_nope_head_dim"), config.get("qk_rope_head_dim")
     if fixed is not None and turned is not None and read and read[0].rope_type == "yarn":
         values, width = read[0].values, fixed + turned

@@ -16,7 +16,8 @@ from eigenclock.errors import ConfigError, UnsupportedError
 class Source:
     """A config in the words of Hugging Face, and what its own dialect settles.
 
-    ``divisors`` divide the frequencies pair by pair; ``theta`` is the base its code turns with where no key names one.
+    ``divisors`` divide the frequencies pair by pair; ``theta`` is the base its code turns with where no key names one;
+    ``both_sides`` says that a bias falls with the size of the lag, as in encoders.
     """
 
     config: Mapping[str, Any]
@@ -25,6 +26,7 @@ class Source:
     sign: int | None = None
     divisors: tuple[float, ...] | None = None
     theta: float | None = None
+    both_sides: bool = False
 
 
 def load(config: Any) -> Mapping[str, Any]:
@@ -54,7 +56,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
         return read_gguf(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise ConfigError(f"got the config file {path}; it cannot be read ({error.strerror}): names are not downloaded") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -62,6 +64,16 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise ConfigError(f"got the config file {path} with a {type(data).__name__} in it; expected an object of keys and values")
     return data
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys say one thing each: of a key given twice, most parsers keep the last and say nothing."""
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out and out[key] != value:
+            raise ConfigError(f"got the key {key!r} twice in one file, as {out[key]!r} and {value!r}; expected it once")
+        out[key] = value
+    return out
 
 
 def understand(config: Mapping[str, Any], account: Account) -> Source:
@@ -73,6 +85,11 @@ def understand(config: Mapping[str, Any], account: Account) -> Source:
         from eigenclock.encodings.config.gguf_keys import from_gguf
 
         return from_gguf(config, account)
+    if "_class_name" in config and "model_type" not in config:
+        raise UnsupportedError(
+            f"got a config of diffusers ({config['_class_name']!r}), whose positions are no keys of Hugging Face's language models; "
+            "expected the config of a language model, or ec.axial_rope and its kin by hand"
+        )
     if "model_type" not in config:
         if "dim" in config and ("n_heads" in config or "n_layers" in config):
             from eigenclock.encodings.config.native import from_params
