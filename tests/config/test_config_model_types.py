@@ -230,13 +230,25 @@ def test_mpt_that_turns_is_no_model_with_learned_positions():
             read({**config, "attn_config": {**inner, **wrong}})
 
 
-def test_bert_with_alibi_is_no_model_with_learned_positions():
-    config = {"model_type": "bert", "hidden_size": 64, "num_attention_heads": 4, "alibi_starting_size": 512}
-    with pytest.raises(ec.UnsupportedError, match="both sides") as refusal:
-        ec.encodings(config)
-    assert "learned absolute" not in str(refusal.value)
+@pytest.mark.parametrize("extra", [{"alibi_starting_size": 512}, {"position_embedding_type": "alibi"}])
+def test_bert_with_alibi_is_no_model_with_learned_positions(extra):
+    config = {"model_type": "bert", "hidden_size": 96, "num_attention_heads": 6}
+    found = read({**config, **extra}).only
+    q, k = torch.randn(2, 1, 6, 5, 16, dtype=torch.float64)
+    slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3], dtype=torch.float64)  # of 4 heads, then every other one of 8
+    t = torch.arange(5)
+    expected = q @ k.mT / 4 - slopes[:, None, None] * (t[:, None] - t).abs()
+    assert torch.allclose(ec.scores(q, k, found, causal=False), expected)
     with pytest.raises(ec.UnsupportedError, match="learned absolute"):
-        ec.encodings({key: value for key, value in config.items() if key != "alibi_starting_size"})
+        read(config)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_positions_of_another_kind_are_not_called_learned_absolute(kind):
+    config = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 4, "position_embedding_type": "rotary"}
+    with pytest.raises(ec.UnsupportedError, match="'rotary'") as refusal:
+        read(config)
+    assert "learned absolute" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", ["jamba", "nemotron_h", "zamba"])

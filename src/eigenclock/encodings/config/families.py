@@ -279,6 +279,7 @@ def _mpt(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 BIASES: Mapping[str, Bias] = {
     "bloom": Bias(lambda config: True, "added to the scaled logit"),
+    "bert_alibi": Bias(lambda config: True, "added to the scaled logit"),
     "mpt": Bias(lambda config: bool(_mpt(config).get("alibi", True)), "added to the scaled logit", OUTSIDE["gpt2"]),
     "falcon": Bias(lambda config: bool(config.get("alibi", False)), "added before the scale, so divided by sqrt(head_dim) with it"),
 }

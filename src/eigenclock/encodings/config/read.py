@@ -61,13 +61,8 @@ def encodings(
     source = understand(load(config), account)
     given = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
     model_type = str(source.config.get("model_type") or "")
-    if source.config.get("alibi_starting_size") is not None:
-        raise UnsupportedError(
-            f"got alibi_starting_size={source.config['alibi_starting_size']!r} in a config of model_type {model_type!r}, as MosaicBERT and "
-            "DNABERT-2 have it: ALiBi on both sides of the query; expected ec.two_sided(ec.alibi(head_dim, heads=heads)) in its place"
-        )
     if model_type in families.OUTSIDE:
-        raise UnsupportedError(f"got model_type {model_type!r}: it has {families.OUTSIDE[model_type]}, outside the group")
+        raise _outside(source.config, model_type)
     bias = families.BIASES.get(model_type)
     off = bias is not None and not bias.turned_on(source.config)
     turning = mpt_that_turns(source, account) if off and model_type == "mpt" else None
@@ -84,6 +79,16 @@ def encodings(
     for text in found.warnings:
         warnings.warn(text, UserWarning, stacklevel=2)
     return found
+
+
+def _outside(config: Mapping[str, Any], model_type: str) -> UnsupportedError:
+    kind = config.get("position_embedding_type", "absolute")
+    if kind != "absolute":
+        return UnsupportedError(
+            f"got position_embedding_type={kind!r} with model_type {model_type!r}, whose class in transformers 5 has positions of one kind; "
+            "expected the config of code that is known here, or the encoding by hand"
+        )
+    return UnsupportedError(f"got model_type {model_type!r}: it has {families.OUTSIDE[model_type]}, outside the group")
 
 
 def _rotary(

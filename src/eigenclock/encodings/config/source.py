@@ -106,6 +106,11 @@ def understand(config: Mapping[str, Any], account: Account) -> Source:
         _refuse_beside(config, text)
         account.note("the encodings are those of text_config")
         return Source(text)
+    if config.get("alibi_starting_size") is not None or (
+        config.get("model_type") == "bert" and config.get("position_embedding_type") == "alibi"
+    ):
+        account.note("a BERT with ALiBi, as MosaicBERT, DNABERT-2 and jina-bert-v2 have it")
+        return Source({**config, "model_type": "bert_alibi"}, both_sides=True)
     return Source(config)
 
 
