@@ -85,8 +85,8 @@ def _outside(config: Mapping[str, Any], model_type: str) -> UnsupportedError:
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         return UnsupportedError(
-            f"got position_embedding_type={kind!r} with model_type {model_type!r}, whose class in transformers 5 has positions of one kind; "
-            "expected the config of code that is known here, or the encoding by hand"
+            f"got position_embedding_type={kind!r} with model_type {model_type!r}, whose class in transformers 5 has one kind of "
+            "positions only; expected the config of code that is known here, or the encoding by hand"
         )
     return UnsupportedError(f"got model_type {model_type!r}: it has {families.OUTSIDE[model_type]}, outside the group")
 
