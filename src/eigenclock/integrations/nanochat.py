@@ -7,6 +7,10 @@ After ``model.init_weights()`` (the model is born on the meta device), before ``
     ...
     nanochat.exempt(optimizer, model)       # only where the encoding learns
 
+A resumed run has both lines before the states they change are loaded: ``install`` between ``init_weights`` and ``load_state_dict``,
+``exempt`` between ``setup_optimizer`` and ``optimizer.load_state_dict``. nanochat's schedule multiplies the rate that each group began
+with, so that ``exempt(.., lr=)`` holds.
+
 nanochat turns first and normalises afterwards, which commutes with a rotation and with nothing else: here the norm comes first. It turns by
 minus the angle: a model that learns from the start does not care, one trained already wants the frequencies negated, which is what
 :func:`own` gives. Everything in its blocks goes to Muon, vectors of rates too, until ``exempt`` moves them.

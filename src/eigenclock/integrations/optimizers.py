@@ -1,7 +1,9 @@
 """What an optimiser must not do to positional parameters: decay them, or orthogonalise them as if they were matrices."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 from eigenclock.encodings import Encoding
@@ -61,3 +63,34 @@ def exempt(optimizer: Any, model: nn.Module, *, lr: float | None = None) -> None
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
     for group in moved:
         optimizer.add_param_group(group)
+
+
+def scale_rate(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], scale: float) -> None:
+    """Multiply the learning rate of the groups that hold some parameters by a factor, during each step alone.
+
+    For loops that write one rate into all groups before every step. Torch's own schedulers keep the rate of each group and need no such
+    thing. The factor belongs to this optimiser and is in no state dict: call it again where a run is resumed.
+
+    >>> import torch
+    >>> p = nn.Parameter(torch.ones(1))
+    >>> optimizer = torch.optim.SGD([p], lr=1.0)
+    >>> scale_rate(optimizer, [p], 0.25)
+    >>> p.grad = torch.ones(1)
+    >>> optimizer.step()
+    >>> float(p.detach()), optimizer.param_groups[0]["lr"]
+    (0.75, 1.0)
+    """
+    wanted = {id(p) for p in parameters}
+    given: list[tuple[dict[str, Any], Any]] = []
+
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        given[:] = [(group, group["lr"]) for group in optimizer.param_groups if any(id(p) in wanted for p in group["params"])]
+        for group, rate in given:
+            group["lr"] = rate * scale
+
+    def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group, rate in given:
+            group["lr"] = rate
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
