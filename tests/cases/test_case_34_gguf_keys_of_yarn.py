@@ -155,6 +155,14 @@ def test_architectures_that_turn(arch, pairing):
     assert torch.allclose(frequencies(found.only), 1e6 ** (-torch.arange(8, dtype=F64) / 8), rtol=1e-9)
 
 
+@pytest.mark.parametrize(("arch", "pairing"), [("glm4", "interleaved"), ("glm4moe", "half")])
+def test_architectures_with_several_axes_where_the_file_says_so(arch, pairing):
+    found = read(metadata(arch, rope__dimension_sections=[2, 3, 3, 0]))
+    assert (found.conventions.pairing, found.only.clock.width) == ("half", 3)
+    plain = read(metadata(arch, rope__dimension_sections=[0, 0, 0, 0]))
+    assert (plain.conventions.pairing, plain.only.clock.width) == (pairing, 1)
+
+
 @pytest.mark.parametrize(("arch", "layers"), [("bloom", 4), ("refact", 4), ("baichuan", 40)])
 def test_architectures_with_alibi_that_no_key_names(arch, layers):
     found = read(metadata(arch, block_count=layers))

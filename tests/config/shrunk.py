@@ -50,6 +50,7 @@ EXTRA: dict[str, dict[str, Any]] = {  # what a type needs beside these, most of 
     "granitemoehybrid": {"mamba_n_heads": 16, "mamba_d_head": 64, "layer_types": ["mamba", "attention"] * 2},
     "helium": {"head_dim": 16},
     "hunyuan_vl_text": {"head_dim": 128, "rope_parameters": {**PLAIN, "rope_type": "xdrope", "alpha": 1000.0, **SIXTEENS}},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "mamba_dt_rank": 8, "use_mamba_kernels": False},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_vision_model": {"image_size": 56, "intermediate_size": 768},
     "nemotron": {"num_key_value_heads": 2},
@@ -58,6 +59,26 @@ EXTRA: dict[str, dict[str, Any]] = {  # what a type needs beside these, most of 
     "sapiens2": {"num_key_value_heads_per_layer": [4, 2, 2, 4]},
     "sam3_vit_model": {"image_size": 56, "window_size": 2, "global_attn_indexes": [0, 1, 2, 3]},
     "step3p5": {"sliding_window": 64},
+    "zamba": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "num_key_value_heads": 4,
+        "mamba_dt_rank": 8,
+        "use_mamba_kernels": False,
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"],
+    },
+    "zamba2": {
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "kv_channels": 16,
+        "num_key_value_heads": 4,
+        "num_query_groups": 4,
+        "mamba_headdim": 16,
+        "hidden_size": 64,
+        "use_mem_rope": True,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3],
+    },
 }
 LAWS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -105,8 +126,6 @@ def shrunk(kind: str) -> Any:
     given |= {key: _layers(value) for key, value in fields.items() if isinstance(value, list) and len(value) == count}
     if isinstance(fields.get("rotary_dim"), int):
         given["rotary_dim"] = 8
-    if fields.get("per_layer_config"):
-        given["per_layer_config"] = {}
     if fields.get("per_layer_config"):
         given["per_layer_config"] = {}
     given |= _head(fields, given) | EXTRA.get(kind, {})
@@ -173,7 +192,7 @@ def under(config: Any, law: str) -> Any:
 
 def _width(fields: dict[str, Any]) -> int:
     """How wide the part of a head is that a rotary section is about."""
-    named = fields.get("qk_rope_head_dim") or fields.get("head_dim") or fields.get("kv_channels")
+    named = fields.get("qk_rope_head_dim") or fields.get("head_dim") or fields.get("attention_head_dim") or fields.get("kv_channels")
     if isinstance(named, int):
         return named
     try:

@@ -37,5 +37,6 @@ def test_configs_of_diffusers_are_refused_as_such(name):
         "dim": 64,
         "n_heads": 4,
     }
-    with pytest.raises(ec.UnsupportedError, match=name):
-        ec.encodings(config)
+    for extra in ({}, {"model_type": "t2v"}):
+        with pytest.raises(ec.UnsupportedError, match=name):
+            ec.encodings(config | extra)

@@ -286,3 +286,67 @@ def test_other_kinds_of_positions_are_refused_without_a_hint_that_leads_astray()
             {"model_type": "wav2vec2-conformer", "hidden_size": 64, "num_attention_heads": 4, "position_embeddings_type": "relative"}
         )
     assert "did you mean" not in str(refusal.value)
+
+
+NOT_READ = {  # what a model does in place of turning its queries and keys, and a word of it
+    "learned tables of ESM-1": ({"model_type": "esm", "position_embedding_type": "absolute"}, "learned absolute"),
+    "rotary Conformer": (
+        {"model_type": "wav2vec2-conformer", "position_embeddings_type": "rotary"},
+        "before queries and keys are projected",
+    ),
+    "Conformer with w2v-BERT's rotary": ({"model_type": "wav2vec2-bert", "position_embeddings_type": "rotary"}, "before queries and keys"),
+    "relative Conformer": ({"model_type": "wav2vec2-conformer", "position_embeddings_type": "relative"}, "ec.transformer_xl"),
+    "Conformer without": ({"model_type": "wav2vec2-conformer", "position_embeddings_type": None}, "no position"),
+    "Jais": ({"model_type": "jais", "position_embedding_type": "alibi"}, "ALiBi"),
+    "ViT": ({"model_type": "vit"}, "positions of another kind are not read"),
+}
+
+
+@pytest.mark.parametrize(("extra", "word"), NOT_READ.values(), ids=list(NOT_READ))
+def test_what_is_not_read_is_said_in_words(extra, word):
+    config = {"hidden_size": 64, "num_attention_heads": 4, **extra}
+    if "conformer" in config["model_type"]:
+        config["rotary_embedding_base"] = 10000
+    with pytest.raises((ec.UnsupportedError, ec.ConfigError), match=word) as refusal:
+        read(config)
+    assert "did you mean" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["esm", "nv_esm"])
+def test_protein_models_turn_halves_by_the_base_in_their_code(kind):
+    found = read({"model_type": kind, "hidden_size": 64, "num_attention_heads": 4, "position_embedding_type": "rotary"})
+    assert str(found.only) == "rope(head_dim=16, heads=4, theta=10000.0, pairing='half')"
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_values_that_turn_too_are_named(flag):
+    found = read({"model_type": "roformer", "hidden_size": 64, "num_attention_heads": 4, "rotary_value": flag})
+    assert any("rotary_value" in text for text in found.warnings) == flag
+    assert found.conventions.pairing == "interleaved"
+
+
+@pytest.mark.parametrize("kind", ["hunyuan_v1_dense", "hunyuan_v1_moe", "llama4_text"])
+@pytest.mark.parametrize("law", ["yarn", "longrope"])
+def test_a_norm_after_the_turn_takes_the_amplitude_away(kind, law):
+    section = {"rope_type": law, "factor": 4.0, "original_max_position_embeddings": 64}
+    if law == "longrope":
+        section |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = {**SIZES, "model_type": kind, "num_hidden_layers": 1, "max_position_embeddings": 256, "rope_scaling": section}
+    found = read(config)
+    x = torch.ones(1, 4, 1, 16, dtype=torch.float64)
+    assert torch.allclose(ec.scores(x, x, found.only, scale=1.0), torch.full((1, 4, 1, 1), 16.0, dtype=torch.float64))
+    assert any("norms after they turn" in text for text in found.notes)
+    if kind == "llama4_text":
+        plain = read({**config, "use_qk_norm": False})
+        assert float(ec.scores(x, x, plain.only, scale=1.0)[0, 0, 0, 0]) > 17
+
+
+def test_the_layers_of_zamba_that_attend():
+    config = {"model_type": "zamba", "hidden_size": 64, "num_attention_heads": 4, "attention_head_dim": 32, "num_hidden_layers": 22}
+    found = read({**config, "attn_layer_period": 6, "attn_layer_offset": 4})
+    assert [i for i, name in enumerate(found.layers) if name == "full_attention"] == [2, 7, 13, 19]
+
+
+def test_without_a_type_all_that_is_assumed_is_noted():
+    note = next(text for text in read({"head_dim": 16, "rope_theta": 1e4}).notes if "no model_type" in text)
+    assert all(word in note for word in ("half pairing", "every layer turns", "scale"))

@@ -1,11 +1,13 @@
 """What ``encodings`` says of a config is what the attention layers of transformers do: some types here, all of them where it is slow."""
 
+from importlib.metadata import version
+
 import pytest
 import torch
 
 import eigenclock as ec
 from config import compared
-from config.compared import TOLERANCE, compare, difference, runs
+from config.compared import PAGE, TOLERANCE, compare, difference, kinds, of, page, rows_of, runs
 from config.shrunk import model_of, shrunk
 
 pytestmark = pytest.mark.peer("transformers")
@@ -18,9 +20,15 @@ QUICK = {  # model type: laws; each of them agrees
     "gpt_neox": ("yarn",),
     "gpt_oss": ("default",),
     "gptj": ("default",),
+    "hunyuan_v1_dense": ("yarn",),
+    "jamba": ("default",),
     "llama": ("default", "linear", "yarn", "llama3", "longrope"),
+    "llama4_text": ("yarn",),
     "mpt": ("default",),
+    "openai_privacy_filter": ("default",),
     "smollm3": ("llama3",),
+    "zamba": ("default",),
+    "zamba2": ("default",),
     **dict.fromkeys(("dinov3_vit", "gemma4_vision", "llama4_vision_model", "pixtral", "qwen2_vl_vision"), ("default",)),  # towers
 }
 
@@ -62,3 +70,14 @@ def test_a_model_keeps_its_rotation_after_a_run_without_it():
     first, again = runs(model, encs), runs(model, encs)
     assert torch.equal(first[1][0].logits, again[1][0].logits)
     assert not torch.equal(first[0][0].logits, first[1][0].logits)
+
+
+@pytest.mark.slow
+def test_every_type_of_transformers_is_read_as_it_acts_or_something_is_said():
+    found = {kind: of(kind) for kind in kinds()}
+    silent = {kind: laws for kind, laws in found.items() if any(outcome.what == "differs" for outcome in laws.values())}
+    assert not silent, silent
+    assert len(found) > 700
+    text = PAGE.read_text()
+    if f"transformers {version('transformers')} has" in text:
+        assert rows_of(page(found)) == rows_of(text)

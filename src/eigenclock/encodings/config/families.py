@@ -57,7 +57,7 @@ lfm2 dots1 qwen2_vl_text qwen2_vl qwen2_5_vl_text qwen2_5_vl qwen3_vl_text qwen3
 qwen3_5_text qwen3_5_moe_text bamba falcon_h1 cwm flex_olmo doge recurrent_gemma apertus1p5_text aria_text beam emu3_text_model exaone_moe
 flint gemma4_unified_text granitemoeshared granite_swa granitemoe_swa hrm_text hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3
 iquestcoder jais2 kolibri1 lara_mini lfm3 mellum minicpm3 minimax_m3_vl_text mllama_text_model moshi mimo_v2_flash olmo_hybrid sarvam_moe
-solar_open step3p5 glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text granitemoehybrid
+nv_esm solar_open step3p5 glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text granitemoehybrid
 cosmos3_edge_text deepseek_ocr2_text diffusion_gemma_text embedding_gemma2_text eurobert granite4_vision_text granite_docling_text gte
 higgs_audio_v2 jina_embeddings_v3 laguna lfm2_moe modernbert molmo2_text muse_glimmer_text muse_spark_text nomic_bert qwen2_5_omni_talker
 ultrabert unlimited_ocr_text dia_encoder zamba2
@@ -180,6 +180,13 @@ DEFAULT_INTERVAL = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
 # Layers that attend to everything do not turn, those with a window do. A few turn every layer where the config names no window.
 TURN_WITHOUT_WINDOW = frozenset(("exaone4", "exaone_moe", "kolibri1"))
 NOPE_ON_FULL = TURN_WITHOUT_WINDOW | frozenset(("afmoe", "cohere2", "cohere2_moe", "flint", "lara_mini"))
+# Queries and keys are divided by their norms after they turn, which takes a factor on both away; the switch that says so, or none.
+NORM_AFTER: Mapping[str, str | None] = {
+    "hunyuan_v1_dense": None,
+    "hunyuan_v1_moe": None,
+    "llama4_text": "use_qk_norm",
+    "nanochat": None,
+}
 WITHOUT_POSITION = frozenset(("jamba", "nemotron_h", "kimi_linear", "zamba"))  # attention between recurrences, which order the tokens
 # No layer turns unless a key says so.
 TURN_BY_SWITCH: Mapping[str, tuple[str, Any]] = {
@@ -259,6 +266,19 @@ OUTSIDE: Mapping[str, str] = {
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5"), "a learned bias per bucket of the lag, which is not continuous in time"),
     **dict.fromkeys(_RECURRENT.split(), "a recurrence in place of attention"),
 }
+
+# What stands under position_embedding_type where it is no rotation, and what it means.
+OTHER_KINDS: Mapping[str, str] = {
+    "absolute": "learned absolute positions, which are added to the embeddings",
+    "learned": "learned absolute positions, which are added to the embeddings",
+    "sine": "fixed absolute positions, which are added to the embeddings",
+    "relative": "the bias of Transformer-XL, sinusoids of the lag through a projection (ec.transformer_xl by hand)",
+    "relative_key": "a learned vector per lag beside each key",
+    "relative_key_query": "a learned vector per lag beside each query and key",
+    "alibi": "ALiBi, which is read for BLOOM, MPT, Falcon and BERT (ec.alibi by hand)",
+}
+# Conformers whose "rotary" turns what queries and keys are projected from.
+TURN_BEFORE_PROJECTION = frozenset(("wav2vec2-conformer", "wav2vec2-bert", "seamless_m4t", "seamless_m4t_v2"))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ smallthinker seed_oss grovemoe apertus minimax-m2 cogvlm pangu-embedded afmoe qw
 """
 INTERLEAVED, HALF = frozenset(_INTERLEAVED.split()), frozenset(_HALF.split())
 M_ROPE = {"qwen2vl": False, "paddleocr": False, "qwen3vl": True, "qwen3vlmoe": True, "qwen35": True, "qwen35moe": True}
+M_ROPE_BY_SECTIONS = {"glm4": False, "glm4moe": False}  # on one axis where the file has no sections
 _OUTSIDE = {
     **dict.fromkeys(("gpt2", "starcoder", "bert"), "learned absolute positions"),
     **dict.fromkeys(("t5", "t5encoder"), "a learned bias per bucket of the lag"),
@@ -134,11 +135,12 @@ def _rotary(arch: str, own: Mapping[str, Any], keys: Mapping[str, Any], out: dic
         account.warn(f"{arch}.rope.freq_base is not named: 10000 is used, as llama.cpp does")
     out["rope_theta"] = number(theta, f"{arch}.rope.freq_base", above=0)
     section = _section(arch, own, keys, account)
-    if "rope.dimension_sections" in own or arch in M_ROPE:
-        if arch not in M_ROPE:
-            raise UnsupportedError(f"got {arch}.rope.dimension_sections; expected one of {', '.join(M_ROPE)}, whose axes are known")
-        sizes = [n for n in own.get("rope.dimension_sections", ()) if n]
-        section |= {"mrope_section": sizes or None, "mrope_interleaved": M_ROPE[arch]}
+    sizes = [n for n in own.get("rope.dimension_sections", ()) if n]
+    if sizes or arch in M_ROPE:
+        if arch not in M_ROPE | M_ROPE_BY_SECTIONS:
+            known = ", ".join(M_ROPE | M_ROPE_BY_SECTIONS)
+            raise UnsupportedError(f"got {arch}.rope.dimension_sections; expected one of {known}, whose axes are known")
+        section |= {"mrope_section": sizes or None, "mrope_interleaved": (M_ROPE | M_ROPE_BY_SECTIONS)[arch]}
     if section:
         out["rope_scaling"] = section
     if "rope.freq_base_swa" in own:
@@ -156,7 +158,8 @@ def _rotary(arch: str, own: Mapping[str, Any], keys: Mapping[str, Any], out: dic
         out["model_type"] = _MODEL_TYPES[arch]
     _temperature(arch, own, out, account)
     divisors = keys.get(DIVISORS)
-    return Source(out, "gguf", _pairing(arch), 1, None if divisors is None else tuple(float(d) for d in divisors))
+    pairing = "half" if sizes else _pairing(arch)  # llama.cpp turns several axes by halves only
+    return Source(out, "gguf", pairing, 1, None if divisors is None else tuple(float(d) for d in divisors))
 
 
 def _temperature(arch: str, own: Mapping[str, Any], out: dict[str, Any], account: Account) -> None:

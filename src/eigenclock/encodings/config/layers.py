@@ -49,7 +49,8 @@ def layer_types(config: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
         return tuple(SLIDING if flag else FULL for flag in local)
     if (period := config.get("attn_layer_period")) is not None:  # Jamba: attention in one layer of a period, a recurrence in the others
         period, offset = whole(period, "attn_layer_period"), int(number(config.get("attn_layer_offset", 0), "attn_layer_offset", least=0))
-        return tuple(FULL if i % period == offset else "mamba" for i in range(count))
+        late = 3 if model_type == "zamba" else 0  # Zamba counts from its fourth layer, and its third has attention beside
+        return tuple(FULL if i == late - 1 or (i >= late and (i - late) % period == offset) else "mamba" for i in range(count))
     if isinstance(letters := config.get("hybrid_override_pattern"), str) and len(letters) == count:  # Nemotron-H: * is attention
         return tuple(FULL if letter == "*" else "mamba" if letter == "M" else "mlp" for letter in letters)
     every = config.get("full_attention_interval", 4 if model_type in families.DEFAULT_INTERVAL else None)
@@ -243,7 +244,8 @@ def sections(
             flat["rope_theta"] = default
         elif not given:
             raise ConfigError(
-                f"got a config (model_type {model_type or 'not named'}) without rope_theta or rope_parameters; expected the base"
+                f"got a config (model_type {model_type or 'not named'}) without rope_theta or rope_parameters; expected the base, if the "
+                "model turns its queries and keys: positions of another kind are not read"
             )
     if local is None and model_type not in families.DEFAULT_LOCAL_THETA:
         return dict.fromkeys(kinds or (FULL,), flat)

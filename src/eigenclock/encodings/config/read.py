@@ -186,12 +186,16 @@ def _with_defaults(config: Mapping[str, Any], model_type: str, account: Account)
 
 def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("position_embedding_type", config.get("position_embeddings_type"))
+    model_type = str(config.get("model_type"))
     if config.get("rotary", True) is not True:
         raise ConfigError(f"got rotary={config['rotary']!r}; expected true, or another model_type")
+    if model_type in families.TURN_BEFORE_PROJECTION and (kind is None or str(kind).startswith("rotary")):
+        said = "no position" if kind is None else "a rotation before queries and keys are projected, so scores are no function of the lag"
+        raise UnsupportedError(f"got model_type {model_type!r} with position_embeddings_type={kind!r}: its attention has {said}")
     if kind is not None and not str(kind).startswith(("rope", "rotary")):
-        raise UnsupportedError(
-            f"got position_embedding_type={kind!r}; expected 'rope': other kinds are read for BLOOM, MPT and Falcon only"
-        )
+        means = families.OTHER_KINDS.get(str(kind))
+        text = f": {means}, not read here" if means else "; expected 'rope': other kinds are not read"
+        raise UnsupportedError(f"got position_embedding_type={kind!r}{text}")
 
 
 def _complete(
@@ -205,6 +209,14 @@ def _complete(
             raise ConfigError(f"got {ORIGINAL}={config[ORIGINAL]!r} at the top of the config and {inside!r} inside; expected one")
     if model_type == "qwen" and kind in (None, "default") and (factor := qwen_base(config, length, account)) != 1:
         out |= {"rope_type": "ntk", "factor": factor}
+    if model_type.startswith("hunyuan_v1"):
+        account.note(
+            f"{model_type}: its norms have weights per channel and act after the turn; where these differ within a pair, scores depend on "
+            "more than differences of positions"
+        )
+    if kind in ("yarn", "longrope", "su") and _norm_after(config, model_type):
+        account.note(f"{model_type} divides queries and keys by their norms after they turn: the amplitude of {kind} has no effect")
+        out["attention_factor"] = 1.0
     if model_type in SECTION_BETA:
         out.pop("llama_4_scaling_beta", None)
     if model_type.startswith("phi3") and "short_factor" in out and kind == "yarn":
@@ -225,6 +237,11 @@ def _complete(
     if model_type in families.M_ROPE:
         out = _with_axes(out, model_type, account)
     return out
+
+
+def _norm_after(config: Mapping[str, Any], model_type: str) -> bool:
+    switch = families.NORM_AFTER.get(model_type)
+    return model_type in families.NORM_AFTER and (switch is None or bool(config.get(switch, True)))
 
 
 def _with_axes(section: dict[str, Any], model_type: str, account: Account) -> dict[str, Any]:
@@ -271,7 +288,10 @@ def _pairing(source: Source, model_type: str, config: Mapping[str, Any], given: 
         rest = "every layer turns unless the config says otherwise, and that its scale is the plain one"
         account.warn(f"model_type {model_type!r} is not known here: {layout}{rest}; {check}")
     if given is None and not model_type and source.name == "huggingface":
-        account.note("no model_type is named: half pairing is assumed, as in most of transformers")
+        account.note(
+            "no model_type is named: half pairing is assumed, as in most of transformers, that every layer turns unless the config says "
+            "otherwise, and that its scale is the plain one"
+        )
     return given or "half"
 
 

@@ -85,7 +85,7 @@ def understand(config: Mapping[str, Any], account: Account) -> Source:
         from eigenclock.encodings.config.gguf_keys import from_gguf
 
         return from_gguf(config, account)
-    if "_class_name" in config and "model_type" not in config:
+    if "_class_name" in config:
         raise UnsupportedError(
             f"got a config of diffusers ({config['_class_name']!r}), whose positions are no keys of Hugging Face's language models; "
             "expected the config of a language model, or ec.axial_rope and its kin by hand"

@@ -24,6 +24,7 @@ _READ = frozenset(
 )
 _READ_BY: Mapping[str, tuple[str, ...]] = {  # what the rest of the reader takes from configs of these types alone
     "qwen": ("use_dynamic_ntk",),
+    "roformer": ("rotary_value",),
     "llama4_text": ("attn_temperature_tuning", "attn_scale", "floor_scale"),
 }
 
@@ -49,9 +50,11 @@ def check_top(config: Mapping[str, Any], model_type: str, account: Account) -> N
             account.warn(f"{key}={value!r} is not read here; check that it does not change positions")
     if config.get("rope_ratio") is not None:
         raise ConfigError(f"got rope_ratio={config['rope_ratio']!r}; expected rope_theta, which is 10000 times that ratio")
+    if config.get("rotary_value"):
+        account.warn(f"rotary_value={config['rotary_value']!r}: values are turned by their own position too, which no encoding does")
     if config.get("alibi") and model_type not in families.BIASES:
         raise UnsupportedError(
-            f"got alibi={config['alibi']!r} under model_type {model_type!r}; ALiBi is read for {', '.join(families.BIASES)} only: "
+            f"got alibi={config['alibi']!r} under model_type {model_type!r}; ALiBi is read for {', '.join(sorted(families.BIASES))} only: "
             "expected one of them, or ec.alibi"
         )
 
