@@ -15,7 +15,7 @@ from eigenclock.audit.report import FAILED, SEVERITIES, Finding, Report
 from eigenclock.audit.rules import RULES
 from eigenclock.audit.rules.reach import within_reach
 from eigenclock.audit.subjects import read
-from eigenclock.audit.subjects.options import Options
+from eigenclock.audit.subjects.options import LENGTH, Options
 from eigenclock.audit.verdict import unjudged
 from eigenclock.encodings import Encoding
 from eigenclock.encodings.describe import read_dtype
@@ -23,8 +23,9 @@ from eigenclock.errors import ConfigError, ShapeError
 
 
 def audit(
-    subject: Any, *, head_dim: int | None = None, heads: int | None = None, length: int = 4096, dtype: torch.dtype | str | None = None
-) -> Report:
+    subject: Any, *, head_dim: int | None = None, heads: int | None = None, length: int | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> Report:  # fmt: skip
     """Measures a positional encoding: which group it is, where it breaks its own law, and whether it survives its dtype, length and cache.
 
     Every rule in ``RULES`` is asked of it; inside the group L is recovered from the scores alone, outside it the axiom that breaks is named
@@ -36,7 +37,7 @@ def audit(
             (f(q, k, cos, sin), the module that makes its table), f(q, k, v, positions) -> out, a score_mod, a rotary module of a known
             shape, or a stack of layers with a cache. docs/auditing.md has the list.
         head_dim, heads: sizes, where the subject does not name them.
-        length: the positions it is used with. A fault breaks among them, a risk beyond them.
+        length: the positions it is used with, by default as many as its config names, else 4096. A fault breaks among them, a risk beyond.
         dtype: the dtype it is used in; by default float64 for encodings, that of the weights for models, else float32.
     Units: positions in the unit of the subject's clock.
     Raises: ConfigError where the subject is of no known kind, with the kinds there are; ShapeError for sizes that are none.
@@ -46,6 +47,8 @@ def audit(
     >>> report.ok, report.form, report.nearest
     (True, '4R', 'rope(theta=100)')
     """
+    own = length is None
+    length = LENGTH if length is None else length
     if length < 2 or int(length) != length:
         raise ShapeError(f"got length={length!r}; expected a whole number of positions of at least 2")
     for name, size in (("head_dim", head_dim), ("heads", heads)):
@@ -56,7 +59,7 @@ def audit(
         chosen = read_dtype(dtype) if isinstance(dtype, str) else dtype
         if chosen is not None and not chosen.is_floating_point:
             raise ConfigError(f"got dtype={chosen}; expected a floating dtype such as torch.bfloat16")
-        probe = read(subject, Options(head_dim, heads, int(length), chosen))
+        probe = read(subject, Options(head_dim, heads, int(length), chosen, own_length=own))
         with torch.no_grad():
             return judge(probe)
 

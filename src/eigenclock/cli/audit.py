@@ -31,7 +31,7 @@ class Options:
             package.module:name or path/file.py:name of a function, module, model or config (this runs that code).
         head_dim: Width of a head, where a subject names none.
         heads: Query heads, where a subject names none.
-        length: The positions it is used with: faults break among them, risks beyond.
+        length: The positions it is used with (default: as many as its config names, else 4096): faults break among them, risks beyond.
         dtype: bfloat16, float16, float32 or float64: the dtype it is used in.
         json: Print JSON and nothing else on stdout: an object for one subject, a list for several.
         html: Also write one page, with pictures, to this file.
@@ -47,7 +47,7 @@ class Options:
         *,
         head_dim: int | None = None,
         heads: int | None = None,
-        length: int = 4096,
+        length: int | None = None,
         dtype: str | None = None,
         json: bool = False,
         html: Path | None = None,

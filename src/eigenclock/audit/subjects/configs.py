@@ -13,7 +13,7 @@ from eigenclock.audit.heads import ALIKE, fewer
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.subjects import encodings as ours
 from eigenclock.audit.subjects.modules import ROTARY, beside, table_of, transformers_rotary
-from eigenclock.audit.subjects.options import Options
+from eigenclock.audit.subjects.options import Options, named_length
 from eigenclock.audit.subjects.tables import on_table
 from eigenclock.encodings import ENCODINGS, Encoding
 from eigenclock.encodings.config import Encodings, families
@@ -85,14 +85,14 @@ def probe_of_config(
     ``given`` is the config as an object, where there is one; ``more`` are other fields of the probe.
     """
     dtype = options.dtype or _dtype(config)
-    options = Options(options.head_dim, options.heads, options.length, dtype)
+    options = replace(options.of_config(config), dtype=dtype)
     notes: list[str] = []
     made = _made(config, given, notes)
     encs, refused, outside = _understood(config, options, made)
     if encs is not None:
         notes += [*encs.notes, *encs.warnings]
-    longest = next((n for key in families.LENGTHS if isinstance(n := config.get(key), int) and n > options.length), None)
-    if longest is not None:
+    longest = named_length(config)
+    if longest is not None and longest > options.length:
         notes.append(f"judged for {options.length} positions, its config is for {longest}: give length={longest} to judge for all of them")
     if outside:
         notes.append(f"read as a model with {outside}")

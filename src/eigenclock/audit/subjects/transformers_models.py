@@ -26,7 +26,7 @@ def read(subject: Any, options: Options) -> Probe | None:
     model: Any = subject
     parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
     dtype = options.dtype or (parameter.dtype if parameter is not None else torch.float32)
-    options = Options(options.head_dim, options.heads, options.length, dtype)
+    options = replace(options.of_config(model.config.to_dict()), dtype=dtype)
     if any(p.is_meta for p in model.parameters()):
         raise ConfigError(f"got {type(model).__name__} with weights on the meta device; expected them loaded, or its config in its place")
     live = Live(model)
