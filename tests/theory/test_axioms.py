@@ -325,3 +325,23 @@ def test_the_logarithm_inverts_the_exponential_on_defective_matrices_too():
 def test_realise_wants_more_than_one_sample():
     with pytest.raises(ShapeError, match="samples"):
         realise(torch.ones(1, 1, 1))
+
+
+def float32_rope(x: torch.Tensor, t: float) -> torch.Tensor:
+    """A rotation of halves as models write it: frequencies and angles in float32, cos and sin in the dtype of x."""
+    n = x.shape[-1] // 2
+    angle = torch.tensor(t, dtype=torch.float32) * 1e4 ** (-torch.arange(n, dtype=torch.float32) / n)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., :n], x[..., n:]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("span", [64.0, 1024.0, 4096.0])
+def test_limit_of_a_narrow_dtype(span: float, dtype: torch.dtype) -> None:
+    """Maps in float32 hold to the rounding of their angles at the span; a clock that runs off by a part in ten does not."""
+    at = Sampling(span=span, integer=True, dtype=dtype)
+    assert measure_axioms(float32_rope, float32_rope, 8, at).broken == ()
+    found = measure_axioms(float32_rope, lambda x, t: float32_rope(x, 1.1 * t), 8, at)
+    assert found.broken == ("shift_invariance", "group_law", "contragredience")
+    assert "shift_invariance" in measure_axioms(float32_rope, float32_rope, 8, Sampling(span=span, integer=True)).broken

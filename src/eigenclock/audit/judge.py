@@ -1,7 +1,7 @@
 """One audit: the subject is read, every rule that applies is asked, L is recovered, and the report says so."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,10 @@ from eigenclock.audit.recovery.claim import in_words_of, unmeasured
 from eigenclock.audit.recovery.recover import Recovery, recover
 from eigenclock.audit.report import FAILED, SEVERITIES, Finding, Report
 from eigenclock.audit.rules import RULES
+from eigenclock.audit.rules.asked import in_words
 from eigenclock.audit.rules.reach import within_reach
 from eigenclock.audit.subjects import read
+from eigenclock.audit.subjects.beside import Declared, asked_at, beside
 from eigenclock.audit.subjects.options import LENGTH, Options
 from eigenclock.audit.verdict import unjudged
 from eigenclock.encodings import Encoding
@@ -24,7 +26,8 @@ from eigenclock.errors import ConfigError, ShapeError
 
 def audit(
     subject: Any, *, head_dim: int | None = None, heads: int | None = None, length: int | None = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: torch.dtype | str | None = None, axes: int = 1, step: str | None = None,
+    declared: Declared = None, at: Iterable[tuple[float, float]] = (),
 ) -> Report:  # fmt: skip
     """Measures a positional encoding: which group it is, where it breaks its own law, and whether it survives its dtype, length and cache.
 
@@ -39,7 +42,12 @@ def audit(
         head_dim, heads: sizes, where the subject does not name them.
         length: the positions it is used with, by default as many as its config names, else 4096. A fault breaks among them, a risk beyond.
         dtype: the dtype it is used in; by default float64 for encodings, that of the weights for models, else float32.
-    Units: positions in the unit of the subject's clock.
+        axes: how many numbers a position is, for functions that take positions (T, axes): each axis is measured by itself, the others held
+            still, and all of them moving together.
+        step: what one position lasts ("1ms"), for an encoding whose clock has a unit: positions 0, 1, .. of nanoseconds would be one time.
+        declared: what the subject is meant to be, an encoding, its text or a config, where it says nothing of that itself.
+        at: pairs of times (t, s) at which the law is measured beside those that are sampled; a note gives both scores.
+    Units: positions in the unit of the subject's clock, or in steps.
     Raises: ConfigError where the subject is of no known kind, with the kinds there are; ShapeError for sizes that are none.
 
     >>> import eigenclock as ec
@@ -54,12 +62,15 @@ def audit(
     for name, size in (("head_dim", head_dim), ("heads", heads)):
         if size is not None and (size < 1 or int(size) != size):
             raise ShapeError(f"got {name}={size!r}; expected a whole number of at least 1")
+    if axes < 1 or int(axes) != axes:
+        raise ShapeError(f"got axes={axes!r}; expected how many numbers a position is, at least 1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a reader warns of stands among the findings and notes
         chosen = read_dtype(dtype) if isinstance(dtype, str) else dtype
         if chosen is not None and not chosen.is_floating_point:
             raise ConfigError(f"got dtype={chosen}; expected a floating dtype such as torch.bfloat16")
-        probe = read(subject, Options(head_dim, heads, int(length), chosen, own_length=own))
+        probe = read(subject, Options(head_dim, heads, int(length), chosen, own, axes, step))
+        probe = asked_at(beside(probe, declared), at)
         with torch.no_grad():
             return judge(probe)
 
@@ -108,7 +119,7 @@ def judge(probe: Probe) -> Report:
         blocks=tuple(block for _, found in recovered for block in found.blocks),
         nearest=_joined(recovered, "nearest"),
         witness=_joined(recovered, "witness"),
-        notes=tuple(dict.fromkeys(note for part in (probe, *(found for _, found in recovered)) for note in part.notes)),
+        notes=tuple(dict.fromkeys([*probe.notes, *_asked(probe), *(note for _, found in recovered for note in found.notes)])),
         curves={} if pictures is None else curves(pictures),
     )
 
@@ -130,6 +141,14 @@ def _parts(probe: Probe) -> Iterator[tuple[str, Probe]]:
 def _within_reach(probe: Probe) -> Probe:
     """The probe and its layers for as many positions as they take."""
     return within_reach(replace(probe, layers={layer: within_reach(part) for layer, part in probe.layers.items()}))
+
+
+def _asked(probe: Probe) -> list[str]:
+    """The scores at the places that were asked for; the rule says why where they can't be had."""
+    try:
+        return [f"{layer}: {note}" if layer else note for layer, part in _parts(probe) for note in in_words(part)]
+    except Exception:
+        return []
 
 
 def _failed(error: Exception) -> str:

@@ -68,6 +68,8 @@ class Probe:
         stands_for: the heads and key heads of the whole, of which those measured are some: all are treated alike.
         turns: index -> whether an attention layer of a live model turns queries and keys by their position, where that could be measured.
         outside: what breaks the axioms, where the subject says so itself ("learned absolute positions, ..").
+        declared: what the caller says it is.
+        asked: pairs of times (t, s) at which the caller wants the law measured.
         notes: how it was read, for the report.
     Units: times in the unit of the subject's clock, float64 or int64.
 
@@ -106,6 +108,8 @@ class Probe:
     stands_for: tuple[int, int] | None = None
     turns: Mapping[int, bool] = field(default_factory=dict)
     outside: str = ""
+    declared: Encoding | None = None
+    asked: tuple[tuple[float, float], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -33,6 +33,10 @@ class Options:
         heads: Query heads, where a subject names none.
         length: The positions it is used with (default: as many as its config names, else 4096): faults break among them, risks beyond.
         dtype: bfloat16, float16, float32 or float64: the dtype it is used in.
+        axes: How many numbers a position is, for functions that take positions of several axes.
+        step: What one position lasts, such as 1ms, for a spec whose clock has a unit.
+        declared: What the subject is meant to be, where it does not say that itself: a spec, or a config.json.
+        at: Pairs of times t,s at which the law is measured beside those that are sampled, such as 1000,990.
         json: Print JSON and nothing else on stdout: an object for one subject, a list for several.
         html: Also write one page, with pictures, to this file.
         fail_on: The least severity that makes the exit status 1.
@@ -49,12 +53,17 @@ class Options:
         heads: int | None = None,
         length: int | None = None,
         dtype: str | None = None,
+        axes: int = 1,
+        step: str | None = None,
+        declared: str | None = None,
+        at: tuple[str, ...] = (),
         json: bool = False,
         html: Path | None = None,
         fail_on: Literal["fault", "risk", "advice"] = "fault",
         table: bool = False,
     ) -> None:
         self.subjects, self.head_dim, self.heads, self.length, self.dtype = subjects, head_dim, heads, length, dtype
+        self.axes, self.step, self.declared, self.at = axes, step, declared, at
         self.json, self.html, self.fail_on, self.table = json, html, fail_on, table
 
 
@@ -96,13 +105,31 @@ def _report(text: str, options: Options) -> Report:
     with contextlib.redirect_stdout(sys.stderr), _importing():
         try:
             subject = subject_of(text)
-            report = audit(subject, head_dim=options.head_dim, heads=options.heads, length=options.length, dtype=options.dtype)
+            report = audit(
+                subject, head_dim=options.head_dim, heads=options.heads, length=options.length, dtype=options.dtype, axes=options.axes,
+                step=options.step, declared=options.declared, at=[_times(pair) for pair in options.at],
+            )  # fmt: skip
         except EigenclockError:
             raise
         except (Exception, SystemExit) as error:  # a crash must not look like findings
             traceback.print_exc()
             raise EigenclockError(f"the audit of {text} broke off with {type(error).__name__}: {error}") from error
     return report if isinstance(subject, str) else replace(report, subject=text)
+
+
+def _times(pair: str) -> tuple[float, float]:
+    """A pair of times as the command line has it.
+
+    Raises: ConfigError where it is none.
+
+    >>> _times("1000,990")
+    (1000.0, 990.0)
+    """
+    try:
+        t, s = (float(part) for part in pair.split(","))
+    except ValueError:
+        raise ConfigError(f"got --at {pair}; expected two times t,s, such as --at 1000,990") from None
+    return t, s
 
 
 def _complain(text: str) -> None:

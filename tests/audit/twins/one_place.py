@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+import eigenclock as ec
 from audit.twins.attending import PUBLISHED, anchored, biased, with_cache
 from audit.twins.configs import LLAMA, rotary_table
 from audit.twins.kinds import LENGTH, D, H, Side, Twin
@@ -79,6 +80,11 @@ def laid_out_by_head(last: str) -> Probe:
     return by_maps(maps, maps, tables={"": replace(next(iter(named.values())), pairing="half")})
 
 
+def declared(side: Side) -> Probe:
+    """A rotation beside which its caller declares the base 10000."""
+    return by_maps(side, side, declared=ec.rope(D, heads=H, theta=1e4, pairing="half"))
+
+
 MORE: list[Twin] = [
     Twin(
         "one row of the table is that of another position",
@@ -143,5 +149,12 @@ MORE: list[Twin] = [
         "optimiser",
         lambda: Probe("twin", "module", D, H, H, LENGTH, module=Kept(True)),
         lambda: Probe("twin", "module", D, H, H, LENGTH, module=Kept(False)),
+    ),
+    Twin("another base than the one declared", "declared", lambda: declared(turner(base(5e5))), lambda: declared(turner(base(1e4)))),
+    Twin(
+        "one position alone is wrong, and it was asked for",
+        "asked",
+        lambda: by_maps(*[at_times(lambda x, t: torch.where(t == 411, t + 1, t))] * 2, asked=((411.0, 7.0), (412.0, 7.0))),
+        lambda: by_maps(turner(), turner(), asked=((411.0, 7.0), (412.0, 7.0))),
     ),
 ]

@@ -2,6 +2,7 @@
 
 from eigenclock.audit.rules import (
     amplitude,
+    asked,
     base,
     cache,
     cache_length,
@@ -10,6 +11,7 @@ from eigenclock.audit.rules import (
     continuity,
     contragredience,
     decay_place,
+    declared,
     direction,
     even,
     group_law,
@@ -45,6 +47,7 @@ RULES: dict[str, Rule] = {
     "inputs": inputs.RULE,
     "linearity": linearity.RULE,
     "shift_invariance": shift_invariance.RULE,
+    "asked": asked.RULE,
     "continuity": continuity.RULE,
     "group_law": group_law.RULE,
     "contragredience": contragredience.RULE,
@@ -54,6 +57,7 @@ RULES: dict[str, Rule] = {
     "order": order.RULE,
     "timestamps": timestamps.RULE,
     "clock": clock.RULE,
+    "declared": declared.RULE,
     "config": config.RULE,
     "table": table.RULE,
     "scaling": scaling.RULE,

@@ -27,7 +27,8 @@ KINDS = """\
 an Encoding; a spec such as 'rope(theta=500000)'; a Hugging Face config (a dict, a file, a folder, an object with to_dict()); \
 a transformers model; a .gguf or .safetensors file with its config; f(q, k, positions) -> (q', k'); \
 f(q, k, positions_q, positions_k) -> scores; f(x, positions), f(x) or f(x, freqs_cis); (f(q, k, cos, sin), module that makes the table); \
-f(q, k, v, positions) -> out; score_mod(score, b, h, q_idx, kv_idx); layers with a cache, called as layers(x, cache=, return_hiddens=); \
+f(q, k, v, positions) -> out; f(q, k, start_pos), f(q, k, v, start_pos) -> out with a cache of its own; f(heads) -> slopes; \
+f(heads, q_pos, k_pos) -> bias; score_mod(score, b, h, q_idx, kv_idx); layers with a cache, called as layers(x, cache=, return_hiddens=); \
 a rotary module of a known shape"""
 
 

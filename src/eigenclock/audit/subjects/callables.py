@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from eigenclock.audit.probe import Probe
+from eigenclock.audit.subjects import several_axes
 from eigenclock.audit.subjects.acting import FORMS, HEADS, LAYOUTS, WIDTHS, probe_of_action, search, times_as, with_forms
 from eigenclock.audit.subjects.attending import VALUES, of_attention, of_score_mod
+from eigenclock.audit.subjects.biases import kind_of, of_bias, of_slopes
 from eigenclock.audit.subjects.counted import probe_of_rows
 from eigenclock.audit.subjects.options import Options
+from eigenclock.audit.subjects.stepping import of_own_cache, of_turns, starts
 from eigenclock.audit.subjects.tables import TABLES, on_table
 from eigenclock.errors import ConfigError
 
@@ -52,6 +55,17 @@ def read(subject: Any, options: Options) -> Probe | None:
     if at is not None:
         names, function = [*names, at], lambda *given: cast(Callable[..., Any], subject)(*given[:-1], **{at: given[-1]})
     name, found = f"{name_of(subject)}({', '.join(names)})", None
+    if options.axes > 1:
+        return several_axes.read(function, names, options, name_of(subject), kind, **module)
+    if starts(names) and len(names) == 4 and names[2].lower() in VALUES:
+        return of_own_cache(function, options, name_of(subject), kind, **module)
+    if starts(names) and len(names) in (2, 3):
+        return of_turns(function, names, options, name_of(subject), kind, **module)
+    biased = kind_of(names)
+    if biased == "slopes":
+        return of_slopes(function, options, name_of(subject), kind)
+    if biased == "bias":
+        return of_bias(function, names, options, name_of(subject), kind)
     if len(names) == 5 and names[0].lower().startswith("score"):
         return of_score_mod(function, options, name_of(subject), kind)
     if len(names) == 4:
@@ -67,7 +81,8 @@ def read(subject: Any, options: Options) -> Probe | None:
     elif len(names) != 1:
         raise ConfigError(
             f"got {name}; expected f(q, k, positions), f(q, k, positions_q, positions_k), f(x, positions), f(x), f(x, freqs_cis), "
-            "f(q, k, cos, sin), f(q, k, v, positions) or score_mod(score, b, h, q_idx, kv_idx)"
+            "f(q, k, cos, sin), f(q, k, v, positions), f(q, k, start_pos), f(q, k, v, start_pos), f(heads), f(heads, q_pos, k_pos) or "
+            "score_mod(score, b, h, q_idx, kv_idx)"
         )
     if found is not None:
         return probe_of_action(found, options, name_of(subject), kind, (how,), **module)

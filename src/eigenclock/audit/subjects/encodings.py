@@ -8,7 +8,7 @@ from torch import Tensor
 from eigenclock.attention import attention, cached_attention, scores
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.subjects.options import Options
-from eigenclock.clocks import Axes, Clock, Index
+from eigenclock.clocks import Axes, Clock, Index, duration
 from eigenclock.encodings import ENCODINGS, Encoding, encoding
 from eigenclock.encodings.cite import spec_tree
 from eigenclock.encodings.outside import Outside
@@ -63,7 +63,9 @@ def probe_of(subject: Encoding, options: Options, name: str, kind: str) -> Probe
     whole = any(part.length is not None for part in enc.outside())
     length = min(options.length, *(part.length for part in enc.outside() if part.length is not None)) if whole else options.length
     both = enc.sides == 2 or _both_ways(enc)
-    measure = _Measured(enc, dtype, not both)
+    step, note = _step(enc.clock, options.step)
+    notes += [note] if note else []
+    measure = _Measured(enc, dtype, not both, step)
     return Probe(
         name,
         kind,
@@ -140,15 +142,31 @@ def _spread(times: Tensor, enc: Encoding) -> Tensor:
     return times if enc.clock.width == 1 else times[..., None].expand(*times.shape, enc.clock.width)
 
 
-class _Measured:
-    """The calls of a probe, bound to one encoding and dtype."""
+def _step(clock: Clock, step: str | None) -> tuple[int | float, str]:
+    """What one position is in the stamps of a clock, and a note of it.
 
-    def __init__(self, enc: Encoding, dtype: torch.dtype, causal: bool):
-        self.enc, self.dtype, self.causal = enc, dtype, causal
+    Raises: ConfigError where the clock counts no stamps of a unit, or the step is none of that.
+    """
+    unit = getattr(clock, "stamp_unit", None)
+    if step is None:
+        return 1, "" if unit is None else f"one position is 1 {unit} of the clock: give step= to space them otherwise"
+    if unit is None:
+        raise ConfigError(f"got step={step!r} for {clock!r}, whose times have no unit; expected it for Timestamps or Sessions alone")
+    stamps = duration(step, unit)
+    if not stamps > 0:
+        raise ConfigError(f"got step={step!r}; expected a duration above 0, such as '1ms'")
+    return int(stamps) if stamps == int(stamps) else stamps, f"one position is {step} of the clock, and rates are for each of those"
+
+
+class _Measured:
+    """The calls of a probe, bound to one encoding and dtype; ``step`` is what one position is in the stamps of its clock."""
+
+    def __init__(self, enc: Encoding, dtype: torch.dtype, causal: bool, step: int | float):
+        self.enc, self.dtype, self.causal, self.step = enc, dtype, causal, step
 
     def exact(self, q: Tensor, k: Tensor, query_times: Tensor, key_times: Tensor) -> Tensor:
         """Unscaled logits of the dense oracle."""
-        at, of = _spread(query_times, self.enc), _spread(key_times, self.enc)
+        at, of = _spread(query_times * self.step, self.enc), _spread(key_times * self.step, self.enc)
         return scores(q[None], k[None], self.enc, times=at, key_times=of, causal=self.causal, scale=1.0)[0]
 
     def scores(self, q: Tensor, k: Tensor, query_times: Tensor, key_times: Tensor) -> Tensor:
@@ -158,13 +176,13 @@ class _Measured:
         s, t = k.shape[1], q.shape[1]
         queries = q.to(self.dtype).expand(s, *q.shape)
         keys = k.to(self.dtype).transpose(0, 1)[:, :, None]  # one row of the batch for each key
-        at, of = query_times.expand(s, t), key_times[:, None]
+        at, of = (query_times * self.step).expand(s, t), (key_times * self.step)[:, None]
         _, lse = attention(queries, keys, keys, self.enc, times=at, key_times=of, causal=self.causal, scale=1.0, return_lse=True)
         return lse.permute(1, 2, 0)
 
     def full(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor) -> Tensor:
         """Attention over the whole sequence."""
-        return attention(q[None], k[None], v[None], self.enc, times=times)[0]
+        return attention(q[None], k[None], v[None], self.enc, times=times * self.step)[0]
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, cuts: tuple[int, ...]) -> Tensor:
         """The same through a cache, in pieces that end at the cuts."""
@@ -172,7 +190,7 @@ class _Measured:
         for stop in (*cuts, q.shape[1]):
             if stop > start:
                 q1, k1, v1 = (x[None, :, start:stop] for x in (q, k, v))
-                got, cache = cached_attention(q1, k1, v1, self.enc, cache=cache, times=times[start:stop])
+                got, cache = cached_attention(q1, k1, v1, self.enc, cache=cache, times=times[start:stop] * self.step)
                 out.append(got[0])
             start = max(start, stop)
         return torch.cat(out, 1)

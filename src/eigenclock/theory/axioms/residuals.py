@@ -15,7 +15,7 @@ class Subject:
     """Two maps with the content and times they are tried on; what a map gave at a time is kept."""
 
     def __init__(self, F: Map, G: Map, q: Tensor, k: Tensor, at: Sampling):
-        self.maps, self.contents, self.at, self.grid = (_plain(F), _plain(G)), (q, k), at, at.grid()
+        self.maps, self.contents, self.at, self.grid = (_plain(F, at.dtype), _plain(G, at.dtype)), (q, k), at, at.grid()
         self._kept: dict[tuple[int, float], Tensor] = {}
         a, b = self.moved(0, self.grid[0]), self.moved(1, self.grid[0])
         if a.shape[-1] != b.shape[-1]:
@@ -61,9 +61,9 @@ class Subject:
         return block
 
 
-def _plain(move: Map) -> Map:
-    """The map in float64, without a graph."""
-    return lambda x, t: move(x, t).detach().double()
+def _plain(move: Map, dtype: torch.dtype) -> Map:
+    """The map of vectors in a dtype, its answer in float64 and without a graph."""
+    return lambda x, t: move(x.to(dtype), t).detach().double()
 
 
 def linearity_of(subject: Subject) -> tuple[Residual, bool]:

@@ -23,13 +23,17 @@ class Sampling:
         times, shifts: what to try instead.
         causal: try t >= s only, which anything that decays needs.
         integer: times are whole numbers; continuity is then not measured.
-        limit: the largest residual that counts as holding; for maps in a narrower dtype some 1000 times its rounding step.
+        dtype: what the maps calculate in; queries and keys are given to them in it.
+        limit: the largest residual that counts as holding. Left at 0 it is 1e-9 in float64. In a narrower dtype it is 16 of its
+            rounding steps, and 16 of those of float32 for each unit of the span (64 at the least): angles are off by a step times the time.
         probes: how many random queries and keys are tried.
         seed: of those and of the irregular times; nothing else is random.
     Units: times in the unit of the clock; residuals relative to the largest number of their kind.
 
     >>> Sampling(span=4, integer=True).grid()
     (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    >>> Sampling().limit, Sampling(dtype=torch.float32).limit, Sampling(dtype=torch.float32, span=1024).limit
+    (1e-09, 0.0001239776611328125, 0.0019550323486328125)
     """
 
     span: float = 64.0
@@ -37,9 +41,16 @@ class Sampling:
     shifts: tuple[float, ...] = ()
     causal: bool = False
     integer: bool = False
-    limit: float = 1e-9
+    limit: float = 0.0
     probes: int = 16
     seed: int = 0
+    dtype: torch.dtype = torch.float64
+
+    def __post_init__(self) -> None:
+        if not self.limit:
+            vectors, angles = (16 * torch.finfo(dtype).eps for dtype in (self.dtype, torch.float32))
+            narrow = vectors + angles * max(64.0, self.span)
+            object.__setattr__(self, "limit", 1e-9 if self.dtype == torch.float64 else narrow)
 
     def grid(self) -> tuple[float, ...]:
         """The times tried, in order."""
