@@ -57,6 +57,7 @@ class Probe:
         bare: the same on the very vectors that are given, where ``action`` copies them first.
         full, decode: attention over a whole sequence, and the same through its cache in pieces ending at the cuts given.
         weighed: whether its scores are the logarithms of softmax weights, which are known to the rounding of 1, however small they are.
+        counts: whether it is given positions and counts the places in its calls instead.
         unread: why no scores can be read from it, in words, where that is known.
         unmasked: full without a mask, where it takes a mask that changes nothing.
         batch: attention of a batch: (q (B, H, T, D), k (B, G, T, D), v, times (B, T) | None, mask (B, T) | None, documents (B, T) | None).
@@ -93,6 +94,7 @@ class Probe:
     full: Full | None = None
     decode: Decode | None = None
     weighed: bool = False
+    counts: bool = False
     unread: str = ""
     unmasked: Full | None = None
     batch: Batch | None = None

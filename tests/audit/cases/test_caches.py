@@ -124,13 +124,14 @@ def test_16_documents_that_see_each_other(width):
 
 
 def test_16_a_state_that_runs_on_into_the_next_document():
-    """A recurrence that restarts neither its sum nor its decay, against one that does."""
+    """A recurrence that restarts neither its sum nor its decay, against one that does. Its decay goes by the positions that are given."""
 
     def recurrence(restarts: bool) -> Attention:
         def call(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, documents: Tensor | None = None) -> Tensor:
             out, state = [], torch.zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
+            steps = positions.expand(q.shape[0], -1).diff(dim=-1, prepend=positions[..., :1].expand(q.shape[0], 1))
             for i in range(q.shape[2]):
-                state = state * math.exp(-case(16)["given"]["decay_rate"])
+                state = state * (-case(16)["given"]["decay_rate"] * steps[:, i, None, None, None]).exp()
                 if restarts and documents is not None and i and bool((documents[:, i] != documents[:, i - 1]).any()):
                     state = torch.zeros_like(state)
                 state = state + k[:, :, i, :, None] * v[:, :, i, None]

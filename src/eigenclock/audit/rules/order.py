@@ -12,8 +12,18 @@ from eigenclock.errors import EigenclockError
 SOURCE = "a score belongs to its two times: their order in the call, their ties and their number are ordinary data"
 
 
+ADVICE = "index by the times that are given; a count of one's own is right for sequences from 0 without padding alone"
+
+
+def _applies(probe: Probe) -> str | None:
+    return None if probe.counts else needs_scores(probe)
+
+
 def _check(probe: Probe) -> list[Finding]:
     """Scores go with the times that are given, in whatever order they come; equal times are ordinary data."""
+    if probe.counts:
+        message = "the positions given are not used: what it gives is the same for all of them, and follows the order of its keys"
+        return [Finding("order", "fault", message, None, None, {}, ADVICE, SOURCE)]
     assert probe.scores is not None
     steps = torch.tensor([0, 1, 1, 2, 4, 7, 11], dtype=torch.int64).clamp_max(probe.length - 1)
     n = steps.numel()
@@ -35,8 +45,7 @@ def _check(probe: Probe) -> list[Finding]:
     message = (
         f"a key at {int(steps[order[j]])} scores {was:.6g} in order and {now:.6g} out of order: the place in the call counts, not the time"
     )
-    advice = "index by the times that are given; a count of one's own is right for sequences from 0 without padding alone"
-    return [Finding("order", "fault", message, value, limit, {"s": float(steps[order[j]]), "place": int(j)}, advice, SOURCE)]
+    return [Finding("order", "fault", message, value, limit, {"s": float(steps[order[j]]), "place": int(j)}, ADVICE, SOURCE)]
 
 
 def _together(probe: Probe, steps: Tensor, q: Tensor, k: Tensor, straight: Tensor, limit: float) -> list[Finding]:
@@ -56,4 +65,4 @@ def _together(probe: Probe, steps: Tensor, q: Tensor, k: Tensor, straight: Tenso
     return []
 
 
-RULE = Rule("order", "do scores follow the times given, ties and order included", needs_scores, _check)
+RULE = Rule("order", "do scores follow the times given, ties and order included", _applies, _check)

@@ -48,6 +48,8 @@ def of_attention(function: Callable[..., Tensor], options: Options, name: str, k
                     name, kind, width, heads, heads, options.length, dtype, fractional=_takes_fractions(full, x), full=full, notes=(note,),
                     batch=_batch(function, layout, shaped), **module,
                 )  # fmt: skip
+                if counts_places(full, x):
+                    return replace(probe, counts=True, unread="it counts the places in its calls, whatever positions it is given")
                 return _with_scores(probe, _attend(function, full, layout, shaped))
     raise ConfigError(
         f"got {name}, which gives no attention (B, H, T, D) or (B, T, H, D) for q, k and v of that shape with positions (T,): give "
@@ -66,6 +68,19 @@ def _attends(full: Callable[..., Tensor], x: Tensor) -> bool:
     if out.shape != x[0].shape or torch.allclose(out[0, -1], changed[0, -1]):
         return False
     return torch.equal(out[1:], changed[1:])
+
+
+def counts_places(full: Callable[..., Tensor], x: Tensor) -> bool:
+    """Whether attention does not use its positions and still depends on the order of the keys before a query."""
+    n = x.shape[2]
+    at, order = torch.arange(n), torch.tensor([*range(n - 2, -1, -1), n - 1])
+    try:
+        plain, moved = full(*x, at), full(*x, 3 * at + 2)
+        mixed = full(*x[:, :, order], at)
+    except Exception:  # code of others refuses with whatever it happens to run into
+        return False
+    limit = 64 * torch.finfo(x.dtype).eps * float(plain.abs().max())
+    return torch.equal(plain, moved) and float((mixed - plain)[:, -1].abs().max()) > limit
 
 
 def _attend(function: Callable[..., Tensor], full: Full, layout: str, shaped: Callable[[Tensor], Tensor]) -> Attend:

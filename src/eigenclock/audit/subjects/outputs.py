@@ -90,8 +90,11 @@ def reader(attend: Attend, heads: int, width: int, dtype: torch.dtype) -> Reader
     try:
         w, again, double = weights(q, k), weights(q, k, turned=1), weights(2 * q, k)
         single = [beside_nothing(j) for j in range(n)]
+        apart = raw.weights(q, t, k[:, n - 2 : n - 1], times[n - 2 : n - 1])[0]
     except Exception as error:  # code of others refuses with whatever it happens to run into
         return f"it does not take the keys its scores are read with: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    if bool((w[:, n - 2] != 0).any()) and not bool((apart != 0).any()):
+        return "a key two steps before the query has a weight where one stands between them, and none where none does"
     return _judged(attend, w, again, double, torch.stack([one[:, j] for j, one in enumerate(single)], -1),
                    torch.stack([one[:, -1] for one in single], -1), 64 * torch.finfo(dtype).eps)  # fmt: skip
 
