@@ -143,3 +143,9 @@ def test_latent_attention_of_mistral(latent):
     keys = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "q_lora_rank": 4, "kv_lora_rank": 4, "v_head_dim": 16} if latent else {}
     expected = "nope(head_dim=16, heads=4) + rope(head_dim=8" if latent else "rope(head_dim=16"
     assert str(read({**MISTRAL, **keys}).only).startswith(expected)
+
+
+def test_sizes_alone_are_read_as_llama_and_that_is_said():
+    sizes = {"dim": 64, "n_heads": 4, "n_layers": 2}
+    assert any("no key names the model" in text for text in read(sizes).notes)
+    assert not any("no key names the model" in text for text in read({**sizes, "multiple_of": 256, "norm_eps": 1e-5}).notes)

@@ -85,6 +85,8 @@ def test_without_a_trained_length_the_switches_are_named_still(case):
         ("compress_theta", 1e4),
         ("position_encoding_kind", "sinusoidal"),
         ("rope_something", 3),
+        ("nope_layers", [1]),
+        ("theta", 5e5),
     ],
 )
 def test_a_key_that_bears_on_positions_is_named(key, value):
@@ -127,3 +129,25 @@ def test_ntk_means_another_law_elsewhere_and_a_note_says_so():
     found, _ = heard({**PLAIN, "rope_scaling": {"rope_type": "ntk", "factor": 4.0}})
     assert torch.allclose(frequencies(found.only), (1e4 * 4 ** (8 / 7)) ** (-torch.arange(8, dtype=F64) / 8), rtol=1e-9)
     assert any("vLLM" in text for text in found.notes)
+
+
+@pytest.mark.parametrize(
+    "key", ["rotary_emb_scale_base", "use_long_rope", "rope_theta_base", "partial_rotary_factor_swa", "rope_scaling_kind"]
+)
+def test_a_name_with_a_word_more_is_no_misspelling(key):
+    """A key of other code, as flash-attention's rotary_emb_scale_base: it is named, and no other name is proposed."""
+    _, said = heard({**PLAIN, key: 4})
+    assert key in said
+
+
+@pytest.mark.parametrize("key", ["rope_tetha", "rope_thetas", "ropetheta", "rotary_dims", "partial_rotary_facter"])
+def test_a_misspelling_is_one_still(key):
+    with pytest.raises(ec.ConfigError, match="did you mean"):
+        heard({**PLAIN, key: 4})
+
+
+@pytest.mark.parametrize("key", ["rotary", "rope", "use_rope", "use_rotary_embedding"])
+def test_a_model_that_does_not_turn_is_not_read_as_one_that_does(key):
+    assert heard({**PLAIN, key: True})[1] == ""
+    with pytest.raises(ec.ConfigError, match=key):
+        heard({**PLAIN, key: False})

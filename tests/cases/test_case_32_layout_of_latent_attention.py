@@ -9,7 +9,7 @@ import torch
 import eigenclock as ec
 
 F64 = torch.float64
-FLAGGED = ["deepseek_v3", "mistral4", "axk1", "youtu", "glm4_moe_lite"]  # their attention asks for the flag
+FLAGGED = ["deepseek_v3", "mistral4", "axk1", "youtu", "glm4_moe_lite", "sarvam_mla"]  # their attention asks for the flag
 UNASKED = ["axk2", "deepseek_v32", "glm_moe_dsa"]  # it does not, whatever stands there
 
 
@@ -43,7 +43,7 @@ def test_the_flag_names_the_layout_and_gives_the_score_of_the_case(case, kind, f
     assert score(case, found) == pytest.approx(expect["score_by_layout"][layout], abs=expect["abs_tol"])
 
 
-@pytest.mark.parametrize("kind", [*FLAGGED, *UNASKED, "deepseek_v2", "longcat_flash", "sarvam_mla"])
+@pytest.mark.parametrize("kind", [*FLAGGED, *UNASKED, "deepseek_v2", "longcat_flash"])
 def test_without_the_flag_neighbours_turn_together(case, kind):
     found = read(config(case, kind))
     assert found.conventions.pairing == "interleaved"
@@ -55,6 +55,22 @@ def test_a_flag_that_is_not_asked_for_changes_nothing_and_is_named(case, kind):
     found = read(config(case, kind, rope_interleave=False))
     assert found.conventions.pairing == "interleaved"
     assert any("rope_interleave" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("llama", "half"), ("deepseek_v2", "interleaved"), ("cohere", "interleaved")])
+def test_a_flag_that_a_known_class_has_not_leaves_its_layout(kind, layout):
+    plain = {"model_type": kind, "head_dim": 16, "num_attention_heads": 4, "rope_theta": 1e4}
+    for flag in (True, False):
+        found = read({**plain, "rope_interleaved": flag})
+        assert found.conventions.pairing == layout
+        assert any("rope_interleaved" in text for text in found.warnings) == (flag != (layout == "interleaved"))
+
+
+@pytest.mark.parametrize("key", ["rope_interleave", "rope_interleaved", "rotary_emb_interleaved"])
+def test_a_flag_settles_the_layout_of_models_that_are_not_known(key):
+    for flag in (True, False):
+        found = read({"model_type": "ours", "head_dim": 16, "num_attention_heads": 4, "rope_theta": 1e4, key: flag})
+        assert found.conventions.pairing == ("interleaved" if flag else "half")
 
 
 @pytest.mark.peer("transformers")

@@ -11,7 +11,7 @@ HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "dim")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "n_head_kv", "multi_query_group_num", "num_attention_groups")
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
-THETA = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta", "rope_freq_constant")
+THETA = ("rope_theta", "rotary_emb_base", "rotary_base", "rope_base", "global_rope_theta", "rope_freq_constant", "rotary_embedding_base")
 LOCAL_THETA = ("rope_local_base_freq", "local_rope_theta")
 SHARE = ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rotary_emb_fraction", "rope_pct", "rope_percent")
 ROTARY_DIM = ("rotary_dim", "rotary_ndims")
@@ -23,6 +23,10 @@ LENGTHS = (*LONGEST, *OTHER_LENGTHS)
 PATTERN = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
 SECTIONS = ("rope_parameters", "rope_scaling")
 
+INTERLEAVE = ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
+# Whether queries and keys turn at all, in code beside transformers.
+TURN_SWITCHES = ("rotary", "rope", "use_rope", "use_rotary", "use_rotary_embedding", "use_rotary_embeddings")
+
 # Keys at the top of a config that have to do with position, beside those above.
 ROTARY_TOP = (
     *THETA,
@@ -33,17 +37,15 @@ ROTARY_TOP = (
     ORIGINAL,
     "qk_rope_head_dim",
     "qk_nope_head_dim",
-    "rope_interleave",
-    "rope_interleaved",
+    *INTERLEAVE,
+    *TURN_SWITCHES,
     "no_rope_layers",
     "no_rope_layer_interval",
     "alibi",
     "alibi_bias_max",
     "rope_ratio",
-    "rotary",
     "position_embedding_type",
     "position_embeddings_type",
-    "use_mem_rope",
     "layer_rope_theta",
     "partial_rotary_factors",
     "yarn_only_types",
@@ -67,6 +69,8 @@ hy_v4_vl_text roformer gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm g
 longcat_flash youtu glm4_moe_lite axk1 axk2 cohere2_moe deepseek_v32 ernie4_5_vl_moe_text glm4v_text glm_moe_dsa glm_ocr_text mistral4
 sarvam_mla openai_privacy_filter
 """
+# Model types whose attention asks its config for the layout; the others that are known turn as they do, whatever a flag says.
+ASK_FOR_LAYOUT = frozenset(("deepseek_v3", "mistral4", "axk1", "youtu", "glm4_moe_lite", "sarvam_mla"))
 HALF, INTERLEAVED = frozenset(_HALF.split()), frozenset(_INTERLEAVED.split())
 MINUS = frozenset(("nanochat",))  # both sides turn by minus frequency times time
 

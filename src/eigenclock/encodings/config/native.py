@@ -22,6 +22,7 @@ hidden_dim sliding_window moe vision_encoder max_position_embeddings tied_embedd
 v_head_dim multimodal ada_rms_norm_t_cond
 """
 _FAMILIAR = frozenset((_LLAMA_FILE + _MISTRAL_FILE).split())
+_TELLING = ("multiple_of", "norm_eps", "ffn_dim_multiplier", "use_scaled_rope", "yarn", "llama_4_scaling", "hidden_dim")
 _YARN = {"factor": "factor", ORIGINAL: ORIGINAL, "beta": "beta_fast", "alpha": "beta_slow"}
 # DeepSeek's ModelArgs: what its code uses where a file says nothing.
 _DEEPSEEK: Mapping[str, float] = {"original_seq_len": 4096, "rope_factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
@@ -50,6 +51,8 @@ def _strangers(config: Mapping[str, Any], known: tuple[str, ...], account: Accou
             f"read as the params.json of {whose} (neighbouring pairs, sizes from dim and n_heads), although {', '.join(strange)} "
             f"{'is no key' if len(strange) == 1 else 'are no keys'} of it: check that the model is one of those"
         )
+    elif not any(key in config for key in _TELLING):
+        account.note(f"no key names the model: dim and n_heads are read as the params.json of {whose}, with neighbouring pairs")
 
 
 def _llama(config: Mapping[str, Any], account: Account) -> Source:

@@ -187,8 +187,9 @@ def _with_defaults(config: Mapping[str, Any], model_type: str, account: Account)
 def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("position_embedding_type", config.get("position_embeddings_type"))
     model_type = str(config.get("model_type"))
-    if config.get("rotary", True) is not True:
-        raise ConfigError(f"got rotary={config['rotary']!r}; expected true, or another model_type")
+    for key in families.TURN_SWITCHES:
+        if config.get(key, True) not in (True, None):
+            raise ConfigError(f"got {key}={config[key]!r}; expected true, or another model_type: positions of another kind are not read")
     if model_type in families.TURN_BEFORE_PROJECTION and (kind is None or str(kind).startswith("rotary")):
         said = "no position" if kind is None else "a rotation before queries and keys are projected, so scores are no function of the lag"
         raise UnsupportedError(f"got model_type {model_type!r} with position_embeddings_type={kind!r}: its attention has {said}")
@@ -273,9 +274,12 @@ def _pairing(source: Source, model_type: str, config: Mapping[str, Any], given: 
     found = source.pairing
     if found is None and source.name == "huggingface":
         found = "half" if model_type in families.HALF else "interleaved" if model_type in families.INTERLEAVED else None
-        flag = config.get("rope_interleave", config.get("rope_interleaved"))
-        if flag is not None:
-            found = "interleaved" if flag else "half"
+        key, flag = first_of(config, families.INTERLEAVE) or ("", None)
+        asked = "interleaved" if flag else "half"
+        if flag is not None and (found is None or model_type in families.ASK_FOR_LAYOUT):
+            found = asked
+        elif flag is not None and asked != found:
+            account.warn(f"{key}={flag!r} is not read by the {model_type} class of transformers 5, whose layout is {found}")
     if found is not None:
         if given not in (None, found):
             raise ConfigError(f"got pairing={given!r} in the call, but the config is of a model with the {found} pairing")

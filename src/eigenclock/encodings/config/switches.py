@@ -13,13 +13,13 @@ _ROTARY = ("rope", "rotary", "alibi")
 # Parts of names that say something of positions without saying rope.
 _POSITIONAL = (
     *("ntk", "yarn", "logn", "xpos", "position", "pos_emb", "interpolation", "extrapolat", "relative_att", "attn_scale", "log_scaling"),
-    *("floor_scale", "attn_temperature", "long_context", "_theta", "base_freq"),
+    *("floor_scale", "attn_temperature", "long_context", "theta", "base_freq", "nope"),
 )
 _READ = frozenset(
     (
         *families.ROTARY_TOP,
         *families.LENGTHS,
-        *("layer_types", "llama_4_scaling", "per_layer_config", "position_id_per_seconds"),
+        *("layer_types", "use_mem_rope", "llama_4_scaling", "per_layer_config", "position_id_per_seconds"),
     )
 )
 _READ_BY: Mapping[str, tuple[str, ...]] = {  # what the rest of the reader takes from configs of these types alone
@@ -42,7 +42,8 @@ def check_top(config: Mapping[str, Any], model_type: str, account: Account) -> N
             raise ConfigError(f"got {key}={value!r} at the top of the config, where nothing reads it; expected it in rope_parameters")
         low = key.lower()
         about = any(word in low for word in _ROTARY)
-        if near := misspelt(key, families.ROTARY_TOP, 0.8 if about else 0.9):
+        like = _like(key)
+        if near := misspelt(key, like, 0.8 if about else 0.9):
             raise unknown(key, value, "the config", [near])
         if about or (any(word in low for word in _POSITIONAL) and not _off(value)):
             if key in _READ_BY.get(model_type, ()) or ((model_type, key) == ("qwen", "use_logn_attn") and config.get("seq_length")):
@@ -57,6 +58,15 @@ def check_top(config: Mapping[str, Any], model_type: str, account: Account) -> N
             f"got alibi={config['alibi']!r} under model_type {model_type!r}; ALiBi is read for {', '.join(sorted(families.BIASES))} only: "
             "expected one of them, or ec.alibi"
         )
+
+
+def _like(key: str) -> list[str]:
+    """The known keys that a key could be a misspelling of: none where it is one of them with whole words added or left out."""
+    words = set(filter(None, key.lower().split("_")))
+    known = {name: set(name.split("_")) for name in families.ROTARY_TOP}
+    if any(words > others for others in known.values() if len(others) > 1):
+        return []
+    return [name for name, others in known.items() if not words < others]
 
 
 def _off(value: Any) -> bool:
