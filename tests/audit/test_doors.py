@@ -176,6 +176,22 @@ def test_what_is_as_declared(declared: Any) -> None:
     assert report.ok and "declared" in report.checked
 
 
+def test_frequencies_in_float32_are_as_declared() -> None:
+    def single(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        freq = 1e4 ** -(torch.arange(8) / 8)
+        a = positions.double()[:, None] * freq
+        cos, sin = a.cos(), a.sin()
+
+        def one(x: Tensor) -> Tensor:
+            return torch.cat([x[..., :8] * cos - x[..., 8:] * sin, x[..., 8:] * cos + x[..., :8] * sin], -1).to(x.dtype)
+
+        return one(q), one(k)
+
+    for length in (256, 32768):
+        assert ec.audit(single, head_dim=16, length=length, declared="rope(pairing='half')").ok
+        assert ec.audit(single, head_dim=16, length=length, declared="rope(theta=10050, pairing='half')").ok is False
+
+
 @pytest.mark.parametrize(
     "declared", ["rope(theta=500000, pairing='half')", "rope", "rope(pairing='half') * alibi", LLAMA | {"rope_theta": 500000.0}]
 )

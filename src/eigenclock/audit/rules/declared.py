@@ -3,7 +3,7 @@
 import torch
 
 from eigenclock.attention import scores
-from eigenclock.audit.measure.samples import best, many, needs_scores
+from eigenclock.audit.measure.samples import best, many, needs_scores, rounding
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.recovery.lags import lags_of
 from eigenclock.audit.recovery.match import short
@@ -24,7 +24,8 @@ def _check(probe: Probe) -> list[Finding]:
     enc = probe.declared
     assert enc is not None
     lags = lags_of(probe)
-    gap, limit = verified(probe, enc, lags, enc.sides == 1), limit_of(lags)
+    gap = verified(probe, enc, lags, enc.sides == 1)
+    limit = max(limit_of(lags), rounding(probe, probe.length))  # its frequencies may be a table in float32
     if gap <= limit:
         return []
     u, head, wanted, got = _first_apart(probe, limit)

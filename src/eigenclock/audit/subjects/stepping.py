@@ -118,7 +118,7 @@ def of_own_cache(function: Callable[..., Tensor], options: Options, name: str, k
 
             x = torch.randn(3, heads, 7, width, generator=torch.Generator().manual_seed(0)).to(dtype)
             try:
-                fits = full(*x, torch.arange(7)).shape == x[0].shape
+                fits = full(x[0], x[1], x[2], torch.arange(7)).shape == x[0].shape
             except Exception:  # code of others refuses with whatever it happens to run into
                 continue
             if not fits:
