@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from eigenclock.audit.measure.length import holding
 from eigenclock.audit.pictures import curves
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.recovery.claim import in_words_of, unmeasured
@@ -139,8 +140,16 @@ def _parts(probe: Probe) -> Iterator[tuple[str, Probe]]:
 
 
 def _within_reach(probe: Probe) -> Probe:
-    """The probe and its layers for as many positions as they take."""
-    return within_reach(replace(probe, layers={layer: within_reach(part) for layer, part in probe.layers.items()}))
+    """The probe and its layers for as many positions as they take, each in calls of one length where that counts."""
+    layers = {layer: _one_length(within_reach(part)) for layer, part in probe.layers.items()}
+    return _one_length(within_reach(replace(probe, layers=layers)))
+
+
+def _one_length(probe: Probe) -> Probe:
+    try:
+        return holding(probe)
+    except Exception:  # what fails is said by the rules that meet it
+        return probe
 
 
 def _asked(probe: Probe) -> list[str]:

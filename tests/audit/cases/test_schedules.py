@@ -36,7 +36,8 @@ def test_6_a_table_that_remembers_the_longest_call(original, factor, width):
     kept = found(ec.audit((apply, Dynamic(original, factor, True, width)), head_dim=width, length=2 * original), "history")
     assert kept.where["after"] > kept.where["position"] and "once a call reached" in kept.message
     follows = ec.audit((apply, Dynamic(original, factor, False, width)), head_dim=width, length=2 * original)
-    assert "history" not in faults(follows) and "shift_invariance" in faults(follows)  # it forgets, and still is no group
+    assert faults(follows) == {"cache_length"}  # it forgets, and still is no group: its scores follow the longest position of a call
+    assert found(follows, "cache_length").where["position"] == original
     sound(ec.audit((apply, Dynamic(original, factor, False, width)), head_dim=width, length=original))
 
 

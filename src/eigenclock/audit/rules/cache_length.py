@@ -1,4 +1,4 @@
-"""A schedule whose frequencies follow the length: keys turned at one length do not match queries of another."""
+"""Frequencies that follow the length: keys turned at one length do not match queries of another."""
 
 import torch
 
@@ -8,14 +8,17 @@ from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
 
 SOURCE = "a cached key is right if its action is a fixed group of its own time: frequencies that follow the length are none"
+ADVICE = "freeze the frequencies at the final length, or cache keys that are not turned; moving stored keys is wrong too"
 
 
 def _applies(probe: Probe) -> str | None:
-    return None if probe.config is not None and claims(probe) else "it has no config that could name such a schedule"
+    if probe.follows is not None or (probe.config is not None and claims(probe)):
+        return None
+    return "it has no config that could name such a schedule, and its scores follow the lag whatever else is in the call"
 
 
-def _check(probe: Probe) -> list[Finding]:
-    """A schedule whose frequencies follow the length of the sequence: keys turned at one length do not match queries of another."""
+def said(probe: Probe) -> list[Finding]:
+    """What its config says: a schedule whose frequencies follow the length of the sequence."""
     found = []
     for layer, enc in claims(probe).items():
         schedule = length_schedule(enc)
@@ -31,11 +34,22 @@ def _check(probe: Probe) -> list[Finding]:
             f"{type(schedule).__name__} chooses its frequencies by the length of the sequence: keys cached before {original:g} do not "
             "match queries after it"
         )
-        advice = "freeze the frequencies at the final length, or cache keys that are not turned; moving stored keys is wrong too"
         where = {"position": original} | ({"layer": layer} if layer else {})
         severity = "fault" if inside else "risk"
-        found.append(Finding("cache_length", severity, message, float(probe.length), original, where, advice, SOURCE))
+        found.append(Finding("cache_length", severity, message, float(probe.length), original, where, ADVICE, SOURCE))
     return found
+
+
+def _check(probe: Probe) -> list[Finding]:
+    """What its config says, else what was measured."""
+    found = said(probe) if probe.config is not None else []
+    if found or probe.follows is None:
+        return found
+    message = (
+        f"scores follow the longest position of a call: one at {probe.follows:g} or beyond changes those of all others, and keys cached "
+        "before it do not match queries after it"
+    )
+    return [Finding("cache_length", "fault", message, probe.follows, float(probe.length), {"position": probe.follows}, ADVICE, SOURCE)]
 
 
 RULE = Rule("cache_length", "do its frequencies follow the length of the sequence", _applies, _check)

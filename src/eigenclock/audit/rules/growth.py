@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from eigenclock.audit.measure.causes import powers_of
+from eigenclock.audit.measure.claims import claims, length_schedule
+from eigenclock.audit.measure.length import held
 from eigenclock.audit.measure.samples import coarse, floor_of, many, name_of, needs_scores, said
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
@@ -53,7 +55,7 @@ def _check(probe: Probe) -> list[Finding]:
     grown = _with_the_lag(probe, lambda u: many(fn, probe, q, k, [u], 0.0)[:, 0])
     if grown or said(probe, "translation invariance"):
         return grown
-    return _horizon(probe, lambda p: many(fn, probe, q, k, lags, p), base)
+    return _horizon(probe, lambda p: many(fn, probe, q, k, lags, p), lambda p, last: many(held(fn, last), probe, q, k, lags, p), lags[-1])
 
 
 def _with_the_lag(probe: Probe, at: Callable[[float], Tensor]) -> list[Finding]:
@@ -114,12 +116,18 @@ def _fault(probe: Probe, p: float, z: Tensor, base: Tensor) -> Finding:
     return Finding("growth", "fault", message, str(now), None, {"s": p, "lag": lag, "head": int(h)}, _ADVICE, SOURCE)
 
 
-def _horizon(probe: Probe, at: Callable[[float], Tensor], base: Tensor) -> list[Finding]:
-    """A risk where scores are lost or changed at positions beyond the length, up to some doublings of it."""
+def _horizon(probe: Probe, at: Callable[[float], Tensor], beside: Callable[[float, float], Tensor], reach: float) -> list[Finding]:
+    """A risk where scores are lost or changed at positions beyond the length, up to some doublings of it.
 
-    def changed(p: float) -> str:
+    ``beside(p, last)`` gives those at p in calls that reach a last position: where they are those of the start in such a call, what changes
+    follows the length, and is no rounding.
+    """
+    start = at(0.0)
+
+    def changed(p: float, last: float | None = None) -> str:
+        base = start if last is None else beside(0.0, last)
         try:
-            z = at(p)
+            z = at(p) if last is None else beside(p, last)
         except (EigenclockError, ValueError, IndexError, RuntimeError, AssertionError):
             return "end"
         if bool(gone(z, base, probe).any()):
@@ -144,12 +152,23 @@ def _horizon(probe: Probe, at: Callable[[float], Tensor], base: Tensor) -> list[
                     high = middle
                 else:
                     low = middle
+            if kind == "changed" and not changed(high, high + reach):
+                return _by_length(probe, high + reach)
             verb = "loses scores" if kind == "lost" else f"changes scores by more than {LOST:.0%}"
             message = f"{name_of(probe.dtype)} {verb} from position {high:.0f} on: {high / probe.length:.3g} times the length"
             advice = _ADVICE if kind == "lost" else "take differences of positions before they are rounded"
             return [Finding("growth", "risk", message, high, float(probe.length), {"position": high}, advice, SOURCE)]
         low = high
     return []
+
+
+def _by_length(probe: Probe, position: float) -> list[Finding]:
+    """A risk that the config does not name: scores follow the longest position of a call beyond the length."""
+    if probe.follows is not None or any(length_schedule(enc) is not None for enc in claims(probe).values()):
+        return []  # the rule of such lengths says so
+    message = f"scores follow the longest position of a call: one at {position:.0f} changes those of all others"
+    advice = "freeze what follows the length before going there, or cache keys that are not turned"
+    return [Finding("growth", "risk", message, position, float(probe.length), {"position": position}, advice, SOURCE)]
 
 
 RULE = Rule("growth", "where does the dtype lose a score", needs_scores, _check)

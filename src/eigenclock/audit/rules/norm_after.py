@@ -43,7 +43,10 @@ def _doubled(probe: Probe) -> tuple[bool, bool]:
 
 
 def _gain(probe: Probe) -> tuple[float, float] | None:
-    """The smallest and the largest gain of channels where the action is a turn and then unequal gains; None where it is not."""
+    """The two gains of the pair of channels that are most unequal, where the action is a turn and then gains; None where they are equal.
+
+    Channels that turn with no other may have any gain: an amplitude of the turned ones stands beside those that pass through.
+    """
     if probe.action is None:
         return None
     times = [0.0, 1.0, 2.0, float(min(7, probe.length - 1))]
@@ -52,8 +55,13 @@ def _gain(probe: Probe) -> tuple[float, float] | None:
         return None
     gains = found[0].norm(dim=-2)  # columns: what an output channel collects
     steady = bool((gains - gains[0]).abs().max() <= 16 * probe.unit_roundoff * gains.max())
-    uneven = float(gains[0].max() / gains[0].min().clamp_min(1e-300)) > 1 + 64 * probe.unit_roundoff
-    return (float(gains[0].min()), float(gains[0].max())) if steady and uneven else None
+    others = found[0].abs().amax(0).fill_diagonal_(0.0)
+    shares, partner = others.max(0)
+    ratio = torch.where(shares > 64 * probe.unit_roundoff * gains.max(), gains[0] / gains[0][partner].clamp_min(1e-300), 1.0)
+    most = int(ratio.argmax())
+    if not steady or float(ratio[most]) <= 1 + 64 * probe.unit_roundoff:
+        return None
+    return float(gains[0][partner[most]]), float(gains[0][most])
 
 
 RULE = Rule("norm_after", "is there a norm or a gain after the action", needs_scores, _check)

@@ -1,8 +1,11 @@
 """Timestamps: a large origin and the steps of the subject's own unit there, for what takes real times."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from eigenclock.audit.measure.length import held
 from eigenclock.audit.measure.samples import needs_scores, rounding
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
@@ -43,7 +46,7 @@ def _check(probe: Probe) -> list[Finding]:
             return [Finding("timestamps", "advice", message, None, None, {"t": now}, "subtract an origin first, in int64", SOURCE)]
         gap, lost = _moved(near, far)
         limit = max(0.01, rounding(probe, 0))
-        if gap <= limit and not lost:
+        if (gap <= limit and not lost) or (not used and _by_length(probe, steps, now, limit)):
             continue
         merged = bool((far.std(-1)[..., 1:] == 0).all()) if far.shape[-1] > 1 else False
         what = "some scores are no longer finite" if lost else f"scores are off by {gap:.3g} of their size"
@@ -52,6 +55,14 @@ def _check(probe: Probe) -> list[Finding]:
         advice = "keep timestamps in int64, subtract an origin there, and give what is left"
         found = [Finding("timestamps", "fault" if used else "advice", message, gap, limit, where, advice, SOURCE)]
     return found
+
+
+def _by_length(probe: Probe, steps: Tensor, now: int, limit: float) -> bool:
+    """Whether what changes is what the longest position of a call changes: then times near now are no worse than others."""
+    assert probe.scores is not None
+    fn = held(probe.scores, now + float(steps[-1]))
+    gap, lost = _moved(*(_scores(replace(probe, scores=fn), times) for times in (steps, steps + now)))
+    return gap <= limit and not lost
 
 
 def _second(probe: Probe) -> tuple[int, bool]:
