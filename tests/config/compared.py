@@ -158,6 +158,10 @@ def judged(encs: ec.Encodings, still: list[Seen], real: list[Seen], times: Tenso
         apart = difference(encs[key], encs.conventions.scale, before, after, times, factors)
         if not apart <= worst:
             worst, where = apart, f"layer {index} ({key}) is off by {apart:.1e} of the largest logit"
+    seen = {one.layer for one in still}
+    idle = [i for i in attending if i not in seen]
+    if None not in seen and idle and len(still) < len(attending):  # layers that share one attention stand under one number
+        return Outcome("differs", f"layers {idle} have an encoding, and no softmax attention: {encs.layers}", len(real), worst)
     if worst <= TOLERANCE:
         return Outcome("agrees", "", len(real), worst)
     warned = next((text for text in encs.warnings if "not known here" in text), "")

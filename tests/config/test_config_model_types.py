@@ -350,3 +350,42 @@ def test_the_layers_of_zamba_that_attend():
 def test_without_a_type_all_that_is_assumed_is_noted():
     note = next(text for text in read({"head_dim": 16, "rope_theta": 1e4}).notes if "no model_type" in text)
     assert all(word in note for word in ("half pairing", "every layer turns", "scale"))
+
+
+def test_a_kind_of_position_that_the_class_does_not_ask_for_changes_nothing():
+    """Released configs of ModernBERT say "absolute" of a model that turns."""
+    config = {**SIZES, "model_type": "modernbert", "num_hidden_layers": 3, "global_rope_theta": 1.6e5, "local_rope_theta": 1e4}
+    config = {key: value for key, value in config.items() if key != "rope_theta"} | {"global_attn_every_n_layers": 3}
+    found = silent(config | {"position_embedding_type": "absolute"})
+    assert dict(zip(found, map(str, found.values()), strict=True)) == dict(zip(found, map(str, silent(config).values()), strict=True))
+    assert turns(found) == [True, True, True]
+    assert any("position_embedding_type='absolute'" in text for text in found.notes)
+
+
+ATTENDING = {  # keys of released configs, and the layers of eight that attend to their own tokens
+    "bamba": ({"attn_layer_indices": [1, 5]}, [1, 5]),
+    "lfm2": ({"full_attn_idxs": [2, 5, 7]}, [2, 5, 7]),
+    "kimi_linear": ({"linear_attn_config": {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6, 7]}}, [3, 7]),
+    "recurrent_gemma": ({"block_types": ["recurrent", "recurrent", "attention"]}, [2, 5]),
+    "mllama_text_model": ({"cross_attention_layers": [3]}, [0, 1, 2, 4, 5, 6, 7]),
+    "stripedhyena": ({"attn_layer_idxs": [0, 6]}, [0, 6]),
+}
+
+
+@pytest.mark.parametrize("kind", ATTENDING)
+def test_lists_of_layers_that_attend(kind):
+    extra, expected = ATTENDING[kind]
+    found = read({"model_type": kind, **SIZES, "num_hidden_layers": 8, **extra})
+    assert [i for i, name in enumerate(found.layers) if name in found] == expected
+    assert any("have no encoding here" in text for text in found.notes)
+    for wrong in ("1", [1.5, -1], 3, [None]):
+        key = next(iter(extra))
+        with pytest.raises(ec.ConfigError):
+            read(
+                {
+                    "model_type": kind,
+                    **SIZES,
+                    "num_hidden_layers": 8,
+                    key: {"full_attn_layers": wrong} if isinstance(extra[key], dict) else wrong,
+                }
+            )

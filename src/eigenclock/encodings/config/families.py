@@ -71,6 +71,7 @@ sarvam_mla openai_privacy_filter
 """
 # Model types whose attention asks its config for the layout; the others that are known turn as they do, whatever a flag says.
 ASK_FOR_LAYOUT = frozenset(("deepseek_v3", "mistral4", "axk1", "youtu", "glm4_moe_lite", "sarvam_mla"))
+ASK_FOR_KIND = frozenset(("esm", "nv_esm"))  # and for the kind of their positions
 HALF, INTERLEAVED = frozenset(_HALF.split()), frozenset(_INTERLEAVED.split())
 MINUS = frozenset(("nanochat",))  # both sides turn by minus frequency times time
 
@@ -256,7 +257,9 @@ DEFAULT_SECTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
 }
 
-NO_ENCODING = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "lightning_attention", "moe", "mlp"))
+NO_ENCODING = frozenset(
+    ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "lightning_attention", "moe", "mlp", "cross_attention")
+)
 
 _RECURRENT = """
 mamba mamba2 falcon_mamba rwkv rwkv5 rwkv6 rwkv7 delta_net gated_deltanet gated_delta_product gla hgrn hgrn2 gsa lightnet retnet linear_attn

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from eigenclock.encodings.config import families
+from eigenclock.encodings.config.hybrids import kinds_of
 from eigenclock.encodings.config.keys import Account, first_of, misspelt, number, whole
-from eigenclock.encodings.config.per_layer import FULL, SLIDING, lists_of, predicted, without_base
+from eigenclock.encodings.config.per_layer import FULL, LINEAR, SLIDING, lists_of, predicted, without_base
 from eigenclock.encodings.config.section import SECTION_KEYS, type_of
 from eigenclock.encodings.config.switches import check_top
 from eigenclock.errors import ConfigError
-
-LINEAR = "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,8 @@ def layer_types(config: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
         if not isinstance(local, Sequence) or len(local) != count or any(flag not in (0, 1) for flag in local):
             raise ConfigError(f"got hybrid_layer_pattern={local!r} for {count} layers; expected 0 (full) or 1 (a window) for each")
         return tuple(SLIDING if flag else FULL for flag in local)
-    if (period := config.get("attn_layer_period")) is not None:  # Jamba: attention in one layer of a period, a recurrence in the others
-        period, offset = whole(period, "attn_layer_period"), int(number(config.get("attn_layer_offset", 0), "attn_layer_offset", least=0))
-        late = 3 if model_type == "zamba" else 0  # Zamba counts from its fourth layer, and its third has attention beside
-        return tuple(FULL if i == late - 1 or (i >= late and (i - late) % period == offset) else "mamba" for i in range(count))
-    if isinstance(letters := config.get("hybrid_override_pattern"), str) and len(letters) == count:  # Nemotron-H: * is attention
-        return tuple(FULL if letter == "*" else "mamba" if letter == "M" else "mlp" for letter in letters)
+    if (kinds := kinds_of(config, model_type, count)) is not None:
+        return kinds
     every = config.get("full_attention_interval", 4 if model_type in families.DEFAULT_INTERVAL else None)
     if every is not None:
         return tuple(LINEAR if (i + 1) % whole(every, "full_attention_interval") else FULL for i in range(count))

@@ -8,7 +8,7 @@ from eigenclock.encodings.config import families
 from eigenclock.encodings.config.keys import number
 from eigenclock.errors import ConfigError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 # Keys that hold one entry per layer, and what an entry is called where a config has one number for all layers.
 _BASES = (*families.THETA, "layer_rope_theta")
 _SIZES = (*families.HEADS, *families.KV_HEADS, *families.HEAD_DIM)

@@ -11,6 +11,7 @@ from eigenclock.encodings.config import families
 from eigenclock.encodings.config.biases import biased, mpt_that_turns
 from eigenclock.encodings.config.build import amplitude_of, rotary
 from eigenclock.encodings.config.families import ORIGINAL
+from eigenclock.encodings.config.hybrids import CROSS
 from eigenclock.encodings.config.keys import Account, first_of, longest_of, number
 from eigenclock.encodings.config.layers import does_not_turn, layer_types, rotary_top, sections, sizes, without_position
 from eigenclock.encodings.config.patches import read_tower, tower_of
@@ -101,7 +102,7 @@ def _rotary(
 ) -> Encodings:
     config = _with_defaults(source.config, model_type, account)
     if not does_not_turn(config, model_type):
-        _check_kind(config)
+        _check_kind(config, account)
     layers = layer_types(config, model_type)
     skipped = without_position(config, model_type, layers, account)
     layers = layers or (FULL,) * len(skipped)
@@ -127,7 +128,8 @@ def _rotary(
         out[name] = rotary(read[-1], size, source, _rotary_dim(here), longest, length, account)
     for kind in dict.fromkeys(layers):
         if kind in families.NO_ENCODING:
-            account.note(f"layers of type {kind} are no softmax attention and have no encoding here")
+            what = "attend to another sequence" if kind == CROSS else "are no softmax attention"
+            account.note(f"layers of type {kind} {what} and have no encoding here")
     said = Conventions(
         source.name,
         model_type or None,
@@ -184,7 +186,7 @@ def _with_defaults(config: Mapping[str, Any], model_type: str, account: Account)
     return {**config, "partial_rotary_factor": share}
 
 
-def _check_kind(config: Mapping[str, Any]) -> None:
+def _check_kind(config: Mapping[str, Any], account: Account) -> None:
     kind = config.get("position_embedding_type", config.get("position_embeddings_type"))
     model_type = str(config.get("model_type"))
     for key in families.TURN_SWITCHES:
@@ -194,6 +196,9 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         said = "no position" if kind is None else "a rotation before queries and keys are projected, so scores are no function of the lag"
         raise UnsupportedError(f"got model_type {model_type!r} with position_embeddings_type={kind!r}: its attention has {said}")
     if kind is not None and not str(kind).startswith(("rope", "rotary")):
+        if model_type in families.HALF | families.INTERLEAVED and model_type not in families.ASK_FOR_KIND:
+            account.note(f"position_embedding_type={kind!r} is not read by the {model_type} class of transformers 5, which turns")
+            return
         means = families.OTHER_KINDS.get(str(kind))
         text = f": {means}, not read here" if means else "; expected 'rope': other kinds are not read"
         raise UnsupportedError(f"got position_embedding_type={kind!r}{text}")
