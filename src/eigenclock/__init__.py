@@ -2,6 +2,7 @@
 
 from eigenclock.attention import BACKENDS as BACKENDS
 from eigenclock.attention import FORMS as FORMS
+from eigenclock.attention import Boundaries as Boundaries
 from eigenclock.attention import Explanation as Explanation
 from eigenclock.attention import KVCache as KVCache
 from eigenclock.attention import State as State

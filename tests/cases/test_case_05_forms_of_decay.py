@@ -26,8 +26,7 @@ def ids(case: dict[str, Any]) -> Tensor:
     return starts.cumsum(-1)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 3, 12])
-@pytest.mark.parametrize("form", ec.FORMS)
+@pytest.mark.parametrize(("form", "chunk"), [*((form, None) for form in ec.FORMS), *(("chunked", chunk) for chunk in (1, 3, 12))])
 @pytest.mark.parametrize("kind", ["one_document", "packed_documents", "all_gates_zero"])
 @pytest.mark.parametrize("per", ["one rate", "a rate per channel"])
 def test_numbers_of_the_case(case, kind, form, chunk, per):

@@ -90,6 +90,13 @@ def test_every_form_is_the_definition(name, way):
             close(none.expand(shape) if one is None else one, none.expand(shape) if other is None else other, tolerance)
 
 
+@pytest.mark.parametrize("form", [name for name, form in ec.FORMS.items() if not form.chunks])
+def test_a_form_without_chunks_takes_no_size_of_them(form):
+    q, k, v = inputs(12)
+    with pytest.raises(ec.ConfigError, match=f"got chunk_size=4 with form='{form}', which has no chunks; expected form='chunked'"):
+        ec.linear_attention(q, k, v, ENCODED["rope"](H), form=form, chunk_size=4)
+
+
 @pytest.mark.parametrize("form", ec.FORMS)
 def test_nanosecond_stamps(form):
     """int64 stamps in the thousands of petanoseconds: exact to the last one."""
@@ -103,7 +110,7 @@ def test_nanosecond_stamps(form):
     assert int(state.origin.flatten()[0]) == int(times[0])
 
 
-@pytest.mark.parametrize("form", ec.FORMS)
+@pytest.mark.parametrize("form", ["auto", *(name for name, form in ec.FORMS.items() if form.chunks)])
 @pytest.mark.parametrize("chunk", [1, 3, 16, 1000])
 def test_any_chunk_size(form, chunk):
     encoding = ENCODED["damped_rope, per head and pair"](H)

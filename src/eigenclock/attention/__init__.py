@@ -3,6 +3,7 @@
 from eigenclock.attention.backends import BACKENDS
 from eigenclock.attention.cache import KVCache, cached_attention, moved_keys
 from eigenclock.attention.capability import Backend, Explanation
+from eigenclock.attention.documents import Boundaries
 from eigenclock.attention.forms import FORMS
 from eigenclock.attention.linear import linear_attention
 from eigenclock.attention.scores import scores
@@ -13,6 +14,7 @@ __all__ = [
     "BACKENDS",
     "FORMS",
     "Backend",
+    "Boundaries",
     "Explanation",
     "KVCache",
     "State",

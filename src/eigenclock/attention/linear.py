@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eigenclock.attention.documents import Boundaries, read_ids
 from eigenclock.attention.forms import FORMS, Task
 from eigenclock.attention.forms.task import work_dtype
 from eigenclock.attention.lower import Lowered, lower
@@ -34,7 +35,7 @@ def linear_attention(
     *,
     times: Any = None,
     x: Tensor | None = None,
-    documents: Int[Tensor, "*batch T"] | None = None,
+    documents: Int[Tensor, "*batch T"] | Boundaries | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
     normalize: bool = False,
@@ -54,8 +55,8 @@ def linear_attention(
         times: (T,), (B, T) or (B, H, T), told apart by rank; None is the clock's own count, which a state continues. A gate on elapsed
             time counts what has passed since the last token of the state.
         x: activations (B, T, features), for clocks that are learned from them.
-        documents: integer ids (T,) or (B, T) of packed documents; S starts from 0 in each. A piece that begins with the id
-            ``state.document`` goes on with that document. Left out, all of the piece belongs to it.
+        documents: integer ids (T,) or (B, T) of packed documents, or without a state :class:`Boundaries`; S starts from 0 in each. A piece
+            that begins with the id ``state.document`` goes on with that document. Left out, all of the piece belongs to it.
         mask: key padding (B, T), True = a real token. Padding adds nothing, and stops the index clock; its own rows are computed at the
             last real token before them. Its document ids are not read.
         scale: 1/sqrt(D) of the head as given.
@@ -65,7 +66,7 @@ def linear_attention(
             returns the width of the encoding.
         state: what an earlier piece returned.
         form: "chunked", "recurrent", "parallel", or "auto" (chunked, recurrent for up to 8 tokens).
-        chunk_size: tokens of a chunk; None takes 64, less where decays are fast.
+        chunk_size: tokens of a chunk, for the forms that have chunks; None takes 64, less where decays are fast.
     Shape: q (B, H, T, D), k (B, G, T, D), v (B, G, T, V) with H a multiple of G; the output has the dtype of q, the state float32
         (float64 for float64).
     Units: times in the unit of the clock.
@@ -91,9 +92,9 @@ def linear_attention(
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, times: Any, x: Tensor | None, documents: Tensor | None, mask: Tensor | None,
-    scale: float | None, normalize: bool, feature_map: Callable[[Tensor], Tensor] | None, state: State | None, form: str,
-    chunk_size: int | None,
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, times: Any, x: Tensor | None, documents: Tensor | Boundaries | None,
+    mask: Tensor | None, scale: float | None, normalize: bool, feature_map: Callable[[Tensor], Tensor] | None, state: State | None,
+    form: str, chunk_size: int | None,
 ) -> tuple[Tensor, State]:  # fmt: skip
     """The body of :func:`linear_attention`."""
     if feature_map is not None:
@@ -106,6 +107,12 @@ def _attend(
             "and the vectors applied to q and k by the caller"
         )
     b, h, t, _ = q.shape
+    if state is not None and isinstance(documents, Boundaries):
+        raise ConfigError(
+            "got documents by boundaries beside a state, which do not say whether the first one goes on; expected ids: "
+            "documents=Boundaries(..).ids(T) plus a number that tells"
+        )
+    documents = read_ids(documents, t, q.device)
     if k.shape[2] != t:
         raise ShapeError(f"got {t} queries and {k.shape[2]} keys; expected as many: a state carries the keys before")
     key_mask, block = read_mask(mask, b, h, t, t)
@@ -185,8 +192,12 @@ def _form(form: str, chunk_size: int | None, t: int) -> str:
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1):
         raise ConfigError(f"got chunk_size={chunk_size!r}; expected a whole number of tokens, at least 1")
     if form == "auto":
-        return "recurrent" if t <= TINY else "chunked"
-    lookup(FORMS, form, "form")
+        return "recurrent" if t <= TINY and chunk_size is None else "chunked"
+    if not lookup(FORMS, form, "form").chunks and chunk_size is not None:
+        chunked = ", ".join(name for name, one in FORMS.items() if one.chunks)
+        raise ConfigError(
+            f"got chunk_size={chunk_size} with form={form!r}, which has no chunks; expected form={chunked!r}, or no chunk_size"
+        )
     return form
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eigenclock.attention.documents import Boundaries, read_ids
+from eigenclock.attention.hidden import without_hidden
 from eigenclock.attention.times import Times, along_order, check_order, for_queries, per_query_head, read_times
 from eigenclock.clocks import duration
 from eigenclock.encodings import Encoding, Weights
@@ -101,8 +103,8 @@ def needs_order(split: Split, lifts: tuple[Lift, ...]) -> bool:
 
 def build(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, times: Any, key_times: Any, x: Tensor | None, key_x: Tensor | None,
-    causal: bool,     window: int | str | None, documents: Tensor | None, mask: Tensor | None, scale: float | None, want_lse: bool = False,
-    read: Times | None = None, before: Tensor | None = None, opens: Tensor | None = None,
+    causal: bool, window: int | str | None, documents: Tensor | Boundaries | None, mask: Tensor | None,
+    scale: float | None, want_lse: bool = False, read: Times | None = None, before: Tensor | None = None, opens: Tensor | None = None,
 ) -> Problem:  # fmt: skip
     """Check a call and read its times, unless they are ``read`` already: then ``before`` is the time of the token before them, and
     ``opens`` (B|1,) says whether the first one begins a document.
@@ -114,6 +116,7 @@ def build(
     s = k.shape[2]
     key_mask, allowed = read_mask(mask, b, h, t, s)
     cross = key_times is not None or s != t
+    documents = read_ids(documents, t, q.device)
     runs = _read_documents(documents, b, t, cross)
     vectors = read or read_times(
         encoding.clock,
@@ -136,9 +139,13 @@ def build(
         if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:
             raise ShapeError(f"got {name} for {ticks.shape[0]} rows and {ticks.shape[1]} heads; expected (T,), ({b}, T) or ({b}, {h}, T)")
     count, span = _read_window(window, encoding)
+    q, k, v = without_hidden(q, k, v, key_mask, allowed, query_ticks, key_ticks, cross=cross, causal=causal)
     outside = encoding.outside(q.device)
     if outside:
-        q = place(outside, q, absolute(vectors.queries, vectors.origin), None if cross else key_mask, keys=False)
+        decodes = cross and times is None and read is None
+        real = None if cross else key_mask
+        real = _of_last(key_mask, vectors.places, t) if decodes else real
+        q = place(outside, q, absolute(vectors.queries, vectors.origin), real, keys=False)
         k = place(outside, k, absolute(vectors.keys, vectors.origin), key_mask, keys=True)
     q, k = encoding.read_in(q, k)
     q, k, v = (x if x.stride(-1) == 1 or not x.numel() else x.contiguous() for x in (q, k, v))  # the kernels read rows
@@ -154,6 +161,13 @@ def build(
     return replace(problem, weights=_weights(problem, x, times is not None, before, opens)) if encoding.weighs else problem
 
 
+def _of_last(key_mask: Tensor | None, places: Tensor | None, t: int) -> Tensor | None:
+    """Which queries of a decode step are real tokens, (B|1, T); None where nothing says so."""
+    if key_mask is None:
+        return None
+    return key_mask[:, key_mask.shape[1] - t :] if places is None else key_mask.gather(-1, places)
+
+
 def _weights(problem: Problem, x: Tensor | None, given: bool, before: Tensor | None, opens: Tensor | None) -> Weights | None:
     """What tokens weigh, from how far the clock moved at each: at the first one since ``before``, or since 0."""
     encoding, times = problem.encoding, problem.key_vectors
@@ -162,6 +176,8 @@ def _weights(problem: Problem, x: Tensor | None, given: bool, before: Tensor | N
             f"got {encoding}, which weighs {encoding.weighs}, with keys of their own, a window, a mask of 4 axes or causal=False; "
             "expected causal self-attention with documents= and key padding alone"
         )
+    if x is not None and problem.key_mask is not None:  # padding may hold anything, and no gradient passes it
+        x = x.masked_fill(~problem.key_mask[..., None], 0.0)
     if not times.shape[2]:
         return encoding.weights(x, times)
     first = torch.zeros_like(times[:, :, :1]) if before is None else before
@@ -253,7 +269,10 @@ def _read_documents(documents: Tensor | None, b: int, t: int, cross: bool) -> Te
         or (documents.ndim == 2 and documents.shape[0] not in (1, b))
         or documents.is_floating_point()
     ):
-        raise ShapeError(f"got documents of shape {tuple(documents.shape)}, {documents.dtype}; expected integer ids ({t},) or ({b}, {t})")
+        raise ShapeError(
+            f"got documents of shape {tuple(documents.shape)}, {documents.dtype}; expected integer ids ({t},) or ({b}, {t}): cumulative "
+            "lengths go in by name, documents=Boundaries(cu_seqlens)"
+        )
     ids = documents if documents.ndim == 2 else documents[None]
     runs = torch.zeros_like(ids, dtype=torch.int64)
     runs[:, 1:] = (ids[:, 1:] != ids[:, :-1]).long().cumsum(-1)

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from eigenclock.attention.documents import Boundaries
 from eigenclock.attention.masks import dense_visible
 from eigenclock.attention.problem import Problem, build
 from eigenclock.attention.times import per_query_head
@@ -30,7 +31,7 @@ def scores(
     key_x: Tensor | None = None,
     causal: bool = True,
     window: int | str | None = None,
-    documents: Tensor | None = None,
+    documents: Tensor | Boundaries | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "B H T S"]:

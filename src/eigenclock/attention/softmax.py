@@ -8,6 +8,7 @@ from torch import Tensor
 
 from eigenclock.attention.backends import BACKENDS
 from eigenclock.attention.capability import Explanation
+from eigenclock.attention.documents import Boundaries
 from eigenclock.attention.problem import Problem, build
 from eigenclock.attention.values import on_values
 from eigenclock.encodings import Encoding
@@ -19,8 +20,8 @@ from eigenclock.registry import lookup
 def attention(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S V"], encoding: Encoding, *, times: Any = None,
     key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | str | None = None,
-    documents: Int[Tensor, "*batch T"] | None = None, mask: Tensor | None = None, scale: float | None = None, backend: str = "auto",
-    return_lse: Literal[False] = False, value_encoding: Encoding | None = None,
+    documents: Int[Tensor, "*batch T"] | Boundaries | None = None, mask: Tensor | None = None, scale: float | None = None,
+    backend: str = "auto", return_lse: Literal[False] = False, value_encoding: Encoding | None = None,
 ) -> Float[Tensor, "B H T V"]: ...  # fmt: skip
 
 
@@ -28,8 +29,8 @@ def attention(
 def attention(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S V"], encoding: Encoding, *, times: Any = None,
     key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | str | None = None,
-    documents: Int[Tensor, "*batch T"] | None = None, mask: Tensor | None = None, scale: float | None = None, backend: str = "auto",
-    return_lse: Literal[True], value_encoding: Encoding | None = None,
+    documents: Int[Tensor, "*batch T"] | Boundaries | None = None, mask: Tensor | None = None, scale: float | None = None,
+    backend: str = "auto", return_lse: Literal[True], value_encoding: Encoding | None = None,
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T"]]: ...  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def attention(
     key_x: Tensor | None = None,
     causal: bool = True,
     window: int | str | None = None,
-    documents: Int[Tensor, "*batch T"] | None = None,
+    documents: Int[Tensor, "*batch T"] | Boundaries | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
     backend: str = "auto",
@@ -63,7 +64,7 @@ def attention(
         x, key_x: activations, for clocks that are learned from them.
         causal: by index in self-attention; key_time <= query_time where ``key_times`` is given or lengths differ.
         window: the query and the n - 1 keys before it, padding left out, or a duration such as "30min" where the clock has a unit.
-        documents: integer ids (T,) or (B, T) of packed documents; attention stays inside a document.
+        documents: integer ids (T,) or (B, T) of packed documents, or :class:`Boundaries`; attention stays inside a document.
         mask: True may attend; key padding (B, S), or 4 axes that broadcast to (B, H, T, S).
         scale: 1/sqrt(D) of the head as given (before any lift).
         backend: "auto", or a name, which never falls back.
@@ -119,7 +120,7 @@ def explain(
     key_x: Tensor | None = None,
     causal: bool = True,
     window: int | str | None = None,
-    documents: Int[Tensor, "*batch T"] | None = None,
+    documents: Int[Tensor, "*batch T"] | Boundaries | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
     backend: str = "auto",

@@ -100,4 +100,4 @@ def _call(chunk: int, scale: float, tensors: Any) -> chunk_engine.Call:
     return chunk_engine.Call(q, k, v, times, before, rate, nilpotent, documents, start, scale, chunk)
 
 
-form = Form("matrix products inside chunks, one state from chunk to chunk", carries_all, _run)
+form = Form("matrix products inside chunks, one state from chunk to chunk", carries_all, _run, chunks=True)

@@ -70,11 +70,13 @@ class Form:
 
     refuses: returns None where the form carries the task exactly, else the reason in words.
     run: returns the output (B, H, T, V) and the state at the last token (B, G, D, V).
+    chunks: whether it works on chunks of a size that can be chosen.
     """
 
     summary: str
     refuses: Callable[[Task], str | None]
     run: Callable[[Task], tuple[Tensor, Tensor]]
+    chunks: bool = False
 
 
 def carries_all(task: Task) -> str | None:
