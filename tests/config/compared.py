@@ -27,6 +27,7 @@ POSITIONS = (0, 1, 2, 3, 5, 7, 20, 60, 90, 150, 211)  # beyond the original leng
 MOST = 60_000_000  # parameters: larger models are not built
 TOLERANCE = 3e-5  # of the largest logit: their tables are of float32
 PAGE = Path(__file__).parents[2] / "docs" / "attention_of_transformers.md"
+UNHEARD = ("csm_depth_decoder_model",)  # takes positions, and counts by itself
 OUTCOMES = {
     "agrees": "the scores are the logits of its attention layers",
     "refused": "`encodings` says in one error why it does not read the config",
@@ -62,10 +63,10 @@ def compare(kind: str, law: str = "default") -> Outcome:
             warnings.simplefilter("ignore")
             encs = ec.encodings(config, length=LENGTH if law == "longrope" else None)
         model = model_of(config, MOST)
-        if law == "longrope" and "position_ids" not in inspect.signature(model.forward).parameters:
+        if law == "longrope" and _counts_itself(model):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                encs = ec.encodings(config)  # it counts by itself, and stays within its original length
+                encs = ec.encodings(config)  # it stays within its original length
         if config.model_type in TOWERS:
             still, real, times = called(model, config, next(iter(encs.values())).clock.names)
             return judged(encs, still.seen, real.seen, times, real.factors)
@@ -135,7 +136,7 @@ def inputs_of(model: nn.Module, axes: int) -> tuple[dict[str, Any], Tensor]:
         inputs["attention_mask"] = torch.ones(1, TOKENS, dtype=torch.long)
     if "use_cache" in takes:
         inputs["use_cache"] = False
-    if "position_ids" not in takes:
+    if _counts_itself(model):
         counted = torch.arange(TOKENS)
         return inputs, counted if axes == 1 else counted[:, None].expand(-1, axes)
     at = torch.tensor(POSITIONS)
@@ -143,6 +144,10 @@ def inputs_of(model: nn.Module, axes: int) -> tuple[dict[str, Any], Tensor]:
         at = torch.stack([at, *(torch.randint(0, 90, (TOKENS,)) for _ in range(axes - 1))], -1)
     inputs["position_ids"] = at[None] if axes == 1 else at.T[:, None]
     return inputs, at
+
+
+def _counts_itself(model: nn.Module) -> bool:
+    return "position_ids" not in inspect.signature(model.forward).parameters or model.config.model_type in UNHEARD
 
 
 def judged(encs: ec.Encodings, still: list[Seen], real: list[Seen], times: Tensor, factors: set[float]) -> Outcome:

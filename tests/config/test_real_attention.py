@@ -12,23 +12,19 @@ from config.shrunk import model_of, shrunk
 
 pytestmark = pytest.mark.peer("transformers")
 QUICK = {  # model type: laws; each of them agrees
-    "bloom": ("default",),
-    "cohere2": ("default",),
+    **dict.fromkeys(("afmoe", "cohere2", "cohere2_moe", "exaone_moe"), ("default",)),  # full-attention layers do not turn
+    **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa", "glm4v_text", "glm_ocr_text", "gptj"), ("default",)),  # neighbours turn
+    **dict.fromkeys(("gemma2", "gemma3n_text", "gemma4_unified_text", "granite"), ("default",)),  # scales
+    **dict.fromkeys(("ernie4_5_vl_moe_text", "hy_v4_vl_text", "qwen2_vl_text", "qwen3_vl_text"), ("default",)),  # axes
+    **dict.fromkeys(("bloom", "mpt", "gpt_oss"), ("default",)),
+    **dict.fromkeys(("bamba", "jamba", "lfm2_moe", "mllama_text_model", "zamba", "zamba2"), ("default",)),  # some layers attend
+    **dict.fromkeys(("ministral3", "mistral4", "llama4_text", "hunyuan_v1_dense"), ("yarn",)),  # temperatures, norms after the turn
     "deepseek_v3": ("default", "yarn"),
     "falcon": ("linear",),
-    "gemma2": ("default",),
     "gpt_neox": ("yarn",),
-    "gpt_oss": ("default",),
-    "gptj": ("default",),
-    "hunyuan_v1_dense": ("yarn",),
-    "jamba": ("default",),
     "llama": ("default", "linear", "yarn", "llama3", "longrope"),
-    "llama4_text": ("yarn",),
-    "mpt": ("default",),
     "openai_privacy_filter": ("default",),
     "smollm3": ("llama3",),
-    "zamba": ("default",),
-    "zamba2": ("default",),
     **dict.fromkeys(("dinov3_vit", "gemma4_vision", "llama4_vision_model", "pixtral", "qwen2_vl_vision"), ("default",)),  # towers
 }
 

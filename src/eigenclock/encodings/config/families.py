@@ -62,7 +62,7 @@ iquestcoder jais2 kolibri1 lara_mini lfm3 mellum minicpm3 minimax_m3_vl_text mll
 nv_esm solar_open step3p5 glm4v_moe_text glm_image_text paddleocr_vl_text qwen2_5_omni_text qwen3_omni_moe_text granitemoehybrid
 cosmos3_edge_text deepseek_ocr2_text diffusion_gemma_text embedding_gemma2_text eurobert granite4_vision_text granite_docling_text gte
 higgs_audio_v2 jina_embeddings_v3 laguna lfm2_moe modernbert molmo2_text muse_glimmer_text muse_spark_text nomic_bert qwen2_5_omni_talker
-ultrabert unlimited_ocr_text dia_encoder zamba2
+ultrabert unlimited_ocr_text dia_encoder zamba2 csm csm_depth_decoder_model neomme
 """
 _INTERLEAVED = """
 hy_v4_vl_text roformer gptj codegen cohere cohere2 deepseek_v2 deepseek_v3 glm glm4 ernie4_5 ernie4_5_moe helium llama4_text moonshine
@@ -82,6 +82,8 @@ DEFAULT_THETA: Mapping[str, float] = {
     "bitnet": 5e5,
     "cohere": 5e5,
     "cosmos3_edge_text": 1e8,
+    "csm": 5e5,
+    "csm_depth_decoder_model": 5e5,
     "cwm": 1e6,
     "ernie4_5": 5e5,
     "ernie4_5_moe": 5e5,
@@ -127,7 +129,7 @@ DEFAULT_THETA: Mapping[str, float] = {
 DEFAULT_LOCAL_THETA: Mapping[str, float] = {"gemma3_text": 1e4, "gemma3n_text": 1e4, "modernbert": 1e4, "modernbert-decoder": 1e4}
 # Types whose class has a schedule of its own, or a base per layer type, where the config has none: it has to be there.
 _SECTIONED = """
-diffusion_gemma_text embedding_gemma2_text laguna muse_glimmer_text muse_spark_text ultrabert higgs_audio_v2 openai_privacy_filter
+diffusion_gemma_text embedding_gemma2_text laguna muse_glimmer_text muse_spark_text ultrabert higgs_audio_v2 openai_privacy_filter neomme
 """
 NEED_SECTION = frozenset(_SECTIONED.split())
 THETA_IN_NO_KEY = frozenset(("gptj", "codegen", "roformer"))  # 10000 is written into the model
