@@ -203,3 +203,31 @@ def test_architectures_of_which_every_fourth_layer_does_not_turn(arch):
 def test_heads_per_layer():
     found = read(metadata("deci", attention__head_count=[4, 4, 8, 8], attention__head_count_kv=[2, 2, 4, 4], attention__key_length=16))
     assert [(found.layer(i).heads, found.layer(i).kv_heads) for i in range(4)] == [(4, 2), (4, 2), (8, 4), (8, 4)]
+
+
+@pytest.mark.parametrize("arch", ["lfm2", "jamba", "granitehybrid", "nemotron_h"])
+def test_layers_without_heads_do_not_attend(arch):
+    found = read(metadata(arch, attention__head_count_kv=[0, 2, 0, 2]))
+    assert [name in found for name in found.layers] == [False, True, False, True]
+    assert found.layer(1).kv_heads == 2
+    both = read(metadata(arch, attention__head_count=[0, 4, 0, 4], attention__head_count_kv=[0, 2, 0, 2], attention__key_length=16))
+    assert str(dict(both)) == str(dict(found))
+
+
+@pytest.mark.parametrize(("extra", "expected"), [({}, [3]), ({"full_attention_interval": 2}, [1, 3])])
+def test_layers_that_attend_at_an_interval(extra, expected):
+    found = read(metadata("qwen3next", **extra))
+    assert [i for i, name in enumerate(found.layers) if name in found] == expected
+
+
+@pytest.mark.parametrize(("flag", "turns"), [(None, True), (True, True), (False, False)])
+@pytest.mark.parametrize("arch", ["granite", "granitemoe", "granitehybrid"])
+def test_the_switch_of_granite(arch, flag, turns):
+    found = read(metadata(arch, **({} if flag is None else {"rope__scaling__finetuned": flag})))
+    assert found.rotates == (turns,) * 4
+
+
+@pytest.mark.parametrize("wrong", [[4, -1, 4, 4], [4, None, 4, 4], [0, 0, 0, 0], "4", [4, 2.5, 4, 4]])
+def test_heads_that_are_no_numbers_are_refused(wrong):
+    with pytest.raises(ec.ConfigError, match="head_count"):
+        read(metadata("lfm2", attention__head_count_kv=wrong))

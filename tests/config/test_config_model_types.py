@@ -378,7 +378,7 @@ def test_lists_of_layers_that_attend(kind):
     found = read({"model_type": kind, **SIZES, "num_hidden_layers": 8, **extra})
     assert [i for i, name in enumerate(found.layers) if name in found] == expected
     assert any("have no encoding here" in text for text in found.notes)
-    for wrong in ("1", [1.5, -1], 3, [None]):
+    for wrong in ("1", [1.5], [-1], 3, [None]):
         key = next(iter(extra))
         with pytest.raises(ec.ConfigError):
             read(

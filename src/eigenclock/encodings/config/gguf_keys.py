@@ -41,6 +41,7 @@ _MODEL_TYPES = {  # architectures of which some layers do not turn, under the na
     "exaone-moe": "exaone_moe",
 }
 # Every n-th layer attends to everything.
+_INTERVAL = frozenset(("qwen3next", "qwen35", "qwen35moe"))  # every fourth layer attends, the others are linear
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "exaone-moe": 4, "afmoe": 4}
 _SCALING = {
     "rope.scaling.factor": "factor",
@@ -87,9 +88,10 @@ def from_gguf(keys: Mapping[str, Any], account: Account) -> Source:
         raise UnsupportedError(f"got {arch}.attention.key_length_swa, another width of heads where layers have a window; expected one")
     if "attention.head_count" not in own:
         raise ConfigError(f"got no {arch}.attention.head_count in the metadata; expected the keys of a GGUF model")
-    out: dict[str, Any] = {"num_attention_heads": _heads(own["attention.head_count"], f"{arch}.attention.head_count")}
-    if "attention.head_count_kv" in own:
-        out["num_key_value_heads"] = _heads(own["attention.head_count_kv"], f"{arch}.attention.head_count_kv")
+    out: dict[str, Any] = {}
+    for name, key in (("num_attention_heads", "attention.head_count"), ("num_key_value_heads", "attention.head_count_kv")):
+        if key in own:
+            out[name] = _heads(own[key], f"{arch}.{key}")
     for name, key in (("hidden_size", "embedding_length"), ("num_hidden_layers", "block_count"), ("head_dim", "attention.key_length")):
         if key in own:
             out[name] = own[key]
@@ -102,16 +104,28 @@ def from_gguf(keys: Mapping[str, Any], account: Account) -> Source:
         return Source(out, "gguf", both_sides=arch in _BOTH_SIDES)
     if arch in ("mpt", "jais"):
         raise UnsupportedError(f"got the GGUF architecture {arch!r} without attention.max_alibi_bias: its positions are learned then")
-    if arch in _STILL:
+    out |= _recurrences(arch, own)
+    if arch in _STILL or (arch.startswith("granite") and own.get("rope.scaling.finetuned") is False):  # Granite's switch for its rotation
         return Source(out | {"model_type": "jamba"}, "gguf")
     return _rotary(arch, own, keys, out, account)
 
 
 def _heads(value: Any, key: str) -> Any:
-    """A number of heads, or one per layer where layers differ."""
-    if isinstance(value, list | tuple) and len(set(map(repr, value))) > 1:
-        return [whole(n, f"{key}[{i}]") for i, n in enumerate(value)]
-    return whole(uniform(value, key), key)
+    """A number of heads, or one per layer where layers differ; what stands under layers without any is of no effect."""
+    if not isinstance(value, list | tuple):
+        return whole(value, key)
+    given = [0 if n == 0 else whole(n, f"{key}[{i}]") for i, n in enumerate(value)]
+    some = [n for n in given if n]
+    return whole(max(some, default=0), key) if len(set(some)) < 2 else [n or max(some) for n in given]
+
+
+def _recurrences(arch: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers attend: those with heads, and every n-th where an interval says so."""
+    lists = [own[key] for key in ("attention.head_count", "attention.head_count_kv") if isinstance(own.get(key), list | tuple)]
+    if any(0 in one for one in lists):
+        return {"layer_types": ["full_attention" if all(heads) else "recurrent" for heads in zip(*lists, strict=False)]}
+    every = own.get("full_attention_interval", 4 if arch in _INTERVAL else None)
+    return {} if every is None else {"full_attention_interval": every}
 
 
 def _alibi(arch: str, own: Mapping[str, Any], account: Account) -> float:

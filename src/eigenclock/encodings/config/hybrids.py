@@ -55,7 +55,7 @@ def _periodic(config: Mapping[str, Any], model_type: str, period: int, count: in
 def _numbers(given: Any, key: str) -> frozenset[int]:
     if not _listed(given):
         raise ConfigError(f"got {key}={given!r}; expected a list of the numbers of layers")
-    return frozenset(int(number(one, f"{key}[{i}]", least=0)) for i, one in enumerate(given))
+    return frozenset(0 if one == 0 else whole(one, f"{key}[{i}]") for i, one in enumerate(given))
 
 
 def _listed(given: Any) -> bool:
