@@ -231,3 +231,11 @@ def test_the_switch_of_granite(arch, flag, turns):
 def test_heads_that_are_no_numbers_are_refused(wrong):
     with pytest.raises(ec.ConfigError, match="head_count"):
         read(metadata("lfm2", attention__head_count_kv=wrong))
+
+
+def test_an_architecture_that_is_not_known_is_never_read_in_silence():
+    with pytest.raises(ec.ConfigError, match="layout is not known"):
+        read(metadata("of_tomorrow"))
+    found = read(metadata("of_tomorrow"), pairing="half")
+    assert any("'of_tomorrow' is not known here" in text and "every layer turns" in text for text in found.warnings)
+    assert not any("not known here" in text for text in read(metadata("llama")).warnings)

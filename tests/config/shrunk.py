@@ -34,7 +34,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 SIXTEENS = {"factor": 1.0, "mrope_section": [16] * 4, "xdrope_section": [16] * 4}
 EXTRA: dict[str, dict[str, Any]] = {  # what a type needs beside these, most of it because its default is nothing
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [1, 3]},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * LAYERS},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},

@@ -172,6 +172,11 @@ def _rotary(arch: str, own: Mapping[str, Any], keys: Mapping[str, Any], out: dic
         out["model_type"] = _MODEL_TYPES[arch]
     _temperature(arch, own, out, account)
     divisors = keys.get(DIVISORS)
+    if _pairing(arch) is None:
+        account.warn(
+            f"the GGUF architecture {arch!r} is not known here: it is assumed that every layer turns, and that its scale is the plain one; "
+            "check that against its code"
+        )
     pairing = "half" if sizes else _pairing(arch)  # llama.cpp turns several axes by halves only
     return Source(out, "gguf", pairing, 1, None if divisors is None else tuple(float(d) for d in divisors))
 

@@ -84,6 +84,11 @@ def encodings(
 
 def _outside(config: Mapping[str, Any], model_type: str) -> UnsupportedError:
     kind = config.get("position_embedding_type", "absolute")
+    if isinstance(inner := config.get("attn"), Mapping) and inner.get("layers"):
+        return UnsupportedError(
+            f"got model_type {model_type!r} with attention in the layers {inner['layers']!r} and a recurrence in the others; the keys in "
+            "attn are not read: expected ec.rope and its kin by hand"
+        )
     if kind != "absolute":
         return UnsupportedError(
             f"got position_embedding_type={kind!r} with model_type {model_type!r}, whose class in transformers 5 has one kind of "

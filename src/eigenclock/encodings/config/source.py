@@ -111,7 +111,28 @@ def understand(config: Mapping[str, Any], account: Account) -> Source:
     ):
         account.note("a BERT with ALiBi, as MosaicBERT, DNABERT-2 and jina-bert-v2 have it")
         return Source({**config, "model_type": "bert_alibi"}, both_sides=True)
-    return Source(config)
+    return Source(_lifted(config, account))
+
+
+def _lifted(config: Mapping[str, Any], account: Account) -> Mapping[str, Any]:
+    """DBRX: what stands in attn_config, in the words of other models."""
+    inner = config.get("attn_config")
+    if config.get("model_type") != "dbrx" or not isinstance(inner, Mapping):
+        return config
+    section, base, out = config.get("rope_parameters"), inner.get("rope_theta"), dict(config)
+    if isinstance(section, Mapping) and section.get("rope_theta") is not None:
+        if base not in (None, section["rope_theta"]):
+            account.warn(
+                f"attn_config.rope_theta={base!r} stands beside {section['rope_theta']!r} in rope_parameters, which the dbrx class of "
+                "transformers 5 turns by, and which is used: it does not carry the base of released files over"
+            )
+    elif base is not None:
+        out.setdefault("rope_theta", base)
+        if base != 10000:
+            account.warn(f"attn_config.rope_theta={base!r} is used; the dbrx class of transformers 5 turns by 10000 whatever it says")
+    if inner.get("kv_n_heads") is not None:
+        out.setdefault("num_key_value_heads", inner["kv_n_heads"])
+    return out
 
 
 def _refuse_beside(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ _READ = frozenset(
         *("layer_types", "use_mem_rope", "llama_4_scaling", "per_layer_config", "position_id_per_seconds"),
     )
 )
+_OBJECTS: Mapping[str, tuple[str, ...]] = {"mpt": ("attn_config",), "dbrx": ("attn_config",)}
 _READ_BY: Mapping[str, tuple[str, ...]] = {  # what the rest of the reader takes from configs of these types alone
     "qwen": ("use_dynamic_ntk",),
     "roformer": ("rotary_value",),
@@ -49,6 +50,9 @@ def check_top(config: Mapping[str, Any], model_type: str, account: Account) -> N
             if key in _READ_BY.get(model_type, ()) or ((model_type, key) == ("qwen", "use_logn_attn") and config.get("seq_length")):
                 continue
             account.warn(f"{key}={value!r} is not read here; check that it does not change positions")
+    for key, inner in config.items():
+        if isinstance(inner, Mapping) and key not in _READ and not inner.get("model_type"):
+            _check_inside(key, inner, model_type, account)
     if config.get("rope_ratio") is not None:
         raise ConfigError(f"got rope_ratio={config['rope_ratio']!r}; expected rope_theta, which is 10000 times that ratio")
     if config.get("rotary_value"):
@@ -58,6 +62,15 @@ def check_top(config: Mapping[str, Any], model_type: str, account: Account) -> N
             f"got alibi={config['alibi']!r} under model_type {model_type!r}; ALiBi is read for {', '.join(sorted(families.BIASES))} only: "
             "expected one of them, or ec.alibi"
         )
+
+
+def _check_inside(name: str, inner: Mapping[str, Any], model_type: str, account: Account) -> None:
+    """Names what bears on positions in an object of its own, such as ``attn_config``, of which nothing is read."""
+    if name in _OBJECTS.get(model_type, ()) or not any(word in name.lower() for word in ("attn", "attention", "pos")):
+        return
+    for key, value in inner.items():
+        if any(word in str(key).lower() for word in (*_ROTARY, *_POSITIONAL)) and key not in families.LENGTHS and not _off(value):
+            account.warn(f"{name}.{key}={value!r} is not read here; check that it does not change positions")
 
 
 def _like(key: str) -> list[str]:
