@@ -15,6 +15,7 @@ SAMPLE = (
     "gemma3/Gemma3TextConfig",
     "gpt_neox/GPTNeoXConfig",
     "deepseek_v3/DeepseekV3Config",
+    "ernie4_5_vl_moe/Ernie4_5_VLMoeTextConfig",
     "qwen2_vl/Qwen2VLConfig",
     "esm/EsmConfig",
 )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from eigenclock.audit.measure.length import holding
+from eigenclock.audit.measure.temperature import tempered
 from eigenclock.audit.pictures import curves
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.recovery.claim import in_words_of, unmeasured
@@ -140,16 +141,19 @@ def _parts(probe: Probe) -> Iterator[tuple[str, Probe]]:
 
 
 def _within_reach(probe: Probe) -> Probe:
-    """The probe and its layers for as many positions as they take, each in calls of one length where that counts."""
-    layers = {layer: _one_length(within_reach(part)) for layer, part in probe.layers.items()}
-    return _one_length(within_reach(replace(probe, layers=layers)))
+    """The probe and its layers for as many positions as they take, with what stands beside the law held or taken off."""
+    layers = {layer: _held(within_reach(part)) for layer, part in probe.layers.items()}
+    return _held(within_reach(replace(probe, layers=layers)))
 
 
-def _one_length(probe: Probe) -> Probe:
-    try:
-        return holding(probe)
-    except Exception:  # what fails is said by the rules that meet it
-        return probe
+def _held(probe: Probe) -> Probe:
+    """In calls of one length where that counts, without a factor of the query's own position."""
+    for step in (holding, tempered):
+        try:
+            probe = step(probe)
+        except Exception:  # what fails is said by the rules that meet it
+            continue
+    return probe
 
 
 def _asked(probe: Probe) -> list[str]:

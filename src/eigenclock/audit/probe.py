@@ -58,6 +58,7 @@ class Probe:
         full, decode: attention over a whole sequence, and the same through its cache in pieces ending at the cuts given.
         weighed: whether its scores are the logarithms of softmax weights, which are known to the rounding of 1, however small they are.
         follows: the first position that changes the scores of those before it in a call, where its scores follow the longest one.
+        factor: times (T,) -> the factor (H, T) of the query's own position that was taken off its scores, where it has one.
         counts: whether it is given positions and counts the places in its calls instead.
         unread: why no scores can be read from it, in words, where that is known.
         unmasked: full without a mask, where it takes a mask that changes nothing.
@@ -96,6 +97,7 @@ class Probe:
     decode: Decode | None = None
     weighed: bool = False
     follows: float | None = None
+    factor: Callable[[Tensor], Tensor] | None = None
     counts: bool = False
     unread: str = ""
     unmasked: Full | None = None

@@ -13,6 +13,7 @@ from eigenclock.audit.measure.shifts import exact_law
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 
+TABLE = "its table holds"
 SOURCE = "rotation by position times frequency, both sides alike: the lag turns each pair by its frequency"
 
 
@@ -33,7 +34,7 @@ def asked(probe: Probe) -> Iterator[tuple[str, Probe, Tensor, str]]:
             yield layer, part, told.get(kind, next(iter(told.values()))), "the config asks for"
         elif kind in probe.tables or len(probe.tables) == 1:
             table = probe.tables.get(kind, next(iter(probe.tables.values())))
-            yield layer, part, table.inv_freq.detach().double().cpu(), "its table holds"
+            yield layer, part, table.inv_freq.detach().double().cpu(), TABLE
 
 
 def turning(probe: Probe, clear: float, radians: float) -> list[Finding]:
@@ -47,6 +48,8 @@ def turning(probe: Probe, clear: float, radians: float) -> list[Finding]:
             continue  # that is said, and leaves no frequencies
         for head in unlike_heads(part):
             pairs = read_pairs(best(part), part, head)
+            if pairs is not None and whose == TABLE and _by_sections(probe) and _same_set(pairs, freq):
+                break  # each axis has its pairs, in an order that its forward makes of the table
             finding = None if pairs is None else _of_head(part, pairs, freq.double(), whose, head, clear, radians)
             if finding is not None and pairs is not None:
                 mixed = _of_others(probe, layer, pairs)
@@ -57,6 +60,18 @@ def turning(probe: Probe, clear: float, radians: float) -> list[Finding]:
                 )
                 break
     return found
+
+
+def _by_sections(probe: Probe) -> bool:
+    return any(turn.axes > 1 for enc in claims(probe).values() for turn in enc.generator().split().turns)
+
+
+def _same_set(pairs: Pairs, freq: Tensor) -> bool:
+    """Whether the pairs turn by the frequencies of a table in another order."""
+    if pairs.freq.numel() != freq.numel():
+        return False
+    (has, order), wanted = pairs.freq.abs().sort(), freq.double().abs().sort().values
+    return bool(((has - wanted).abs() <= 64 * SINGLE * wanted + 2 * pairs.error[order]).all())
 
 
 def _of_others(probe: Probe, layer: str, pairs: Pairs) -> str:

@@ -2,7 +2,7 @@
 
 import torch
 
-from eigenclock.audit.measure.causes import Cause, causes_of
+from eigenclock.audit.measure.causes import Cause, causes_of, grid_of
 from eigenclock.audit.measure.every_position import breaks_at, constant_in_rows, moved_bias, smallest, wrong_row
 from eigenclock.audit.measure.samples import best, name_of, needs_scores, said
 from eigenclock.audit.measure.shifts import keeps_rows, worst_shift
@@ -20,7 +20,7 @@ def _check(probe: Probe) -> list[Finding]:
     sizes: dict[float, float] = {}
     found = worst_shift(probe.scores, probe, sizes=sizes) or moved_bias(probe.scores, probe) or wrong_row(probe.scores, probe)
     if found is None:
-        return []
+        return [] if probe.factor is None else [_tempered(probe)]
     value, limit, where, numbers = found = smallest(probe.scores, probe, found, sizes)
     text = f"t = {where['t']:g}, s = {where['s']:g}: score {numbers[0]:.6g}; both moved by {where['shift']:g}: {numbers[1]:.6g}"
     if said(probe, "translation invariance"):
@@ -41,6 +41,22 @@ def _check(probe: Probe) -> list[Finding]:
             "shift_invariance", "fault", f"scores change when both positions move: {text}{said_why}", value, limit, where, advice, SOURCE
         )
     ]
+
+
+def _tempered(probe: Probe) -> Finding:
+    """The factor of a query's own position, which is no part of the law and breaks none."""
+    assert probe.factor is not None
+    grid = torch.tensor(grid_of(probe.length), dtype=torch.float64)
+    factor = probe.factor(grid)
+    off = (factor - 1).abs()
+    h = int(off.amax(-1).argmax())
+    clear = off[h] > 0.01 * float(off.max())
+    first, last = int(clear.int().argmax()), grid.numel() - 1
+    numbers = f"{float(factor[h, first]):.6g} at {grid[first]:g}, {float(factor[h, last]):.6g} at {grid[last]:g}"
+    message = f"a factor of the query's own position stands on every score of its row, the law of lags behind it: {numbers}"
+    where: dict[str, float] = {"t": float(grid[first]), "factor": float(factor[h, first]), "head": h}
+    advice = "nothing, if it is meant (a temperature by position): keys in a cache stay valid, and queries keep their own positions"
+    return Finding("shift_invariance", "advice", message, float(factor[h, last]), 1.0, where, advice, SOURCE)
 
 
 def _explained(probe: Probe, law: bool, cause: Cause | None) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """Rotary modules of known shapes, each through a small adapter that calls it as its own users do."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -30,9 +31,25 @@ def read(subject: Any, options: Options) -> Probe | None:
 
 
 def beside(module: nn.Module, names: tuple[str, ...] = APPLY) -> Callable[..., Any] | None:
-    """The function of one of these names in the file that defines a module."""
+    """The function of one of these names in the file that defines a module: the one that attention there calls, where there are several.
+
+    Attention that calls two chooses by ``rope_interleave`` of its config.
+    """
     space = sys.modules.get(type(module).__module__)
-    return next((getattr(space, name) for name in names if callable(getattr(space, name, None))), None)
+    there = [name for name in names if callable(getattr(space, name, None))]
+    called = [name for name in there if name in _called_by_attention(space)] if len(there) > 1 else []
+    chosen = called or there
+    flag = getattr(getattr(module, "config", None), "rope_interleave", None)
+    if len(called) > 1 and isinstance(flag, bool):
+        chosen = [name for name in called if name.endswith("interleave") == flag] or called
+    return getattr(space, chosen[0]) if chosen else None
+
+
+def _called_by_attention(space: Any) -> set[str]:
+    """The names that the forward of attention classes of a file uses."""
+    classes = [one for one in vars(space).values() if isinstance(one, type) and one.__module__ == space.__name__]
+    codes = [getattr(inspect.unwrap(one.forward), "__code__", None) for one in classes if one.__name__.endswith("Attention")]
+    return {name for code in codes if code is not None for name in code.co_names}
 
 
 def table_of(inv_freq: Any, amplitude: Any = 1.0, pairing: str | None = None, source: str = "") -> dict[str, RotaryTable]:
