@@ -27,24 +27,26 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Runs the comparison and shows it."""
+    """Runs the comparison and shows it; exit status 1 where some runs failed and the others are there."""
     from rich.console import Console
 
     from eigenclock.lab.compare import compare
-    from eigenclock.lab.report import evidence, table
+    from eigenclock.lab.report import evidence, failures, table
 
     with Progress() as watch:
         result = compare(options.settings, out=options.out, resume=options.resume, watch=watch)
+    status = 1 if result["failed"] else 0
     if options.json:
         print(json.dumps(result, indent=1, allow_nan=False))
-        return 0
+        return status
     # A file or a pipe has no width of its own: let lines be as long as they are.
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table(result).rich())
-    console.print(evidence(result), highlight=False, soft_wrap=True)
+    for line in (*failures(result), evidence(result)):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     report = Path(result["folder"]) / "report.html"
     console.print(f"{result['seconds']:.0f} s of training and evaluation. Report: {report}", highlight=False, soft_wrap=True)
-    return 0
+    return status
 
 
 class Progress:

@@ -11,7 +11,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from eigenclock.lab.settings import Settings
 from eigenclock.lab.spectrum import spectrum
 from eigenclock.lab.speed import seconds_per_step
 from eigenclock.lab.train import threads, train
+from eigenclock.lab.trial import refuse_what_cannot_run, what_failed
 
 
 class Interrupted(KeyboardInterrupt):
@@ -69,11 +70,14 @@ def default_folder() -> Path:
 def compare(settings: Settings, *, out: Path | None = None, resume: Path | None = None, watch: Watch | None = None) -> dict[str, Any]:
     """Runs a comparison, or what is left of one, and returns what result.json holds.
 
+    Every encoding makes one pass before any is trained. A run that fails later is named in ``result["failed"]``, the others are kept,
+    and ``resume`` tries it again.
+
     ``out`` is the run folder; with ``resume`` the settings are those of that folder, and only ``seeds`` may be raised.
 
     Raises:
-        ConfigError: a setting is impossible, a file cannot be used, or the folder belongs to another comparison.
-        EigenclockError: the folder cannot be written; what was done is kept, and the message says how to continue.
+        ConfigError: a setting is impossible, an encoding cannot run, a file cannot be used, or the folder belongs to another comparison.
+        EigenclockError: every run failed, or the folder cannot be written; what was done is kept, and the message says how to continue.
         Interrupted: Ctrl-C; the state is saved first.
     """
     watch = watch or Silent()
@@ -86,6 +90,8 @@ def compare(settings: Settings, *, out: Path | None = None, resume: Path | None 
         settings = _continued(settings, Settings.from_dict(folder.config()["settings"]), resume)
     settings.check()
     config, corpus = _prepare(settings)
+    with threads(settings.threads):
+        refuse_what_cannot_run(_left(settings, folder), settings)
     if folder is None:
         folder = RunFolder.start(out or default_folder(), config)
     else:
@@ -98,8 +104,8 @@ def compare(settings: Settings, *, out: Path | None = None, resume: Path | None 
             watch.say(f"note: begun with {stored['versions']}, continued with {config['versions']}; numbers may differ in the last digits")
     try:
         with _patient_interrupt() as check, threads(settings.threads):
-            _run_all(settings, corpus, folder, watch, check)
-            result = collect(settings, config, folder)
+            failed = _run_all(settings, corpus, folder, watch, check)
+            result = collect(settings, config, folder, failed)
             folder.write_json("result.json", result)
             folder.write_text("report.html", page(result, folder.metrics()))
     except KeyboardInterrupt:
@@ -111,29 +117,38 @@ def compare(settings: Settings, *, out: Path | None = None, resume: Path | None 
     return result
 
 
-def collect(settings: Settings, config: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """The result of a finished comparison, from the records of its runs.
+def collect(settings: Settings, config: dict[str, Any], folder: RunFolder, failed: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """The result of a finished comparison, from the records of its runs; encodings with a run in ``failed`` have no row.
 
     Units: bits per byte (or token); ``spread`` is the sample standard deviation over seeds, absent for one seed;
-    ``speed`` is the rate of training relative to ``speed_against``, measured in turns before the first run.
+    ``speed`` is the rate of training relative to ``speed_against``, measured in turns before the first run; None where it could not be.
+
+    Raises:
+        EigenclockError: every encoding has a run that failed.
     """
-    records = {(spec, seed): folder.read_json(_record(spec, seed)) for spec in settings.encodings for seed in settings.all_seeds}
+    without = {failure["encoding"] for failure in failed}
+    specs = [spec for spec in settings.encodings if spec not in without]
+    if not specs:
+        each = "; ".join(f"{one['label']}, seed {one['seed']}: {one['error']}" for one in failed)
+        raise EigenclockError(f"every encoding failed: {each}; {_kept(settings, folder)}")
+    records = {(spec, seed): folder.read_json(_record(spec, seed)) for spec in specs for seed in settings.all_seeds}
     pace = folder.read_json("speed.json")
-    against = "nope" if "nope" in settings.encodings else settings.encodings[0]
-    labels, rows = short_names(settings.encodings), []
-    for spec, full in zip(settings.encodings, config["specs"], strict=True):
+    against = "nope" if "nope" in specs else specs[0]
+    labels, full = short_names(settings.encodings), dict(zip(settings.encodings, config["specs"], strict=True))
+    rows = []
+    for spec in specs:
         runs = [records[spec, seed] for seed in settings.all_seeds]
         columns = list(zip(*(run["bits"] for run in runs), strict=True))
         rows.append(
             {
                 "encoding": spec,
                 "label": labels[spec],
-                "spec": full,
+                "spec": full[spec],
                 "parameters": runs[0]["parameters"],
                 "bits": [_mean(column) for column in columns],
                 "spread": [_spread(column) for column in columns],
-                "per_second": round(settings.batch * settings.length / pace[spec], 1),
-                "speed": pace[against] / pace[spec],
+                "per_second": round(settings.batch * settings.length / pace[spec], 1) if spec in pace else None,
+                "speed": pace[against] / pace[spec] if spec in pace and against in pace else None,
                 "runs": runs,
             }
         )
@@ -145,6 +160,7 @@ def collect(settings: Settings, config: dict[str, Any], folder: RunFolder) -> di
         "targets": rows[0]["runs"][0]["targets"],
         "speed_against": labels[against],
         "encodings": rows,
+        "failed": list(failed),
         "seconds": round(sum(record["seconds"] for record in records.values()), 1),
         "folder": str(folder.path),
         "config": config,
@@ -171,9 +187,15 @@ def _prepare(settings: Settings) -> tuple[dict[str, Any], Corpus]:
     specs = []
     for spec in settings.encodings:
         try:
-            specs.append(str(encoding(spec, head_dim=settings.head_dim, heads=settings.heads)))
+            built = encoding(spec, head_dim=settings.head_dim, heads=settings.heads)
         except EigenclockError as error:
             raise ConfigError(f"--encodings {shlex.quote(spec)}: {error}") from None
+        if built.weighs:
+            raise ConfigError(
+                f"--encodings {shlex.quote(spec)}: it weighs {built.weighs}, which only linear attention does, and the models compared "
+                "here have softmax attention; leave it out"
+            )
+        specs.append(str(built))
     corpus = data.load(settings)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     return {"settings": settings.to_dict(), "specs": specs, "corpus": corpus.describe(), "versions": versions}, corpus
@@ -188,19 +210,36 @@ def _continued(asked: Settings, stored: Settings, folder: Path) -> Settings:
     return dataclasses.replace(stored, seeds=max(asked.seeds, stored.seeds))
 
 
-def _run_all(settings: Settings, corpus: Corpus, folder: RunFolder, watch: Watch, check: Callable[[], None]) -> None:
+def _left(settings: Settings, folder: RunFolder | None) -> list[str]:
+    """The encodings that have a run to do."""
+    if folder is None:
+        return list(settings.encodings)
+    return [spec for spec in settings.encodings if any(not folder.file(_record(spec, seed)).exists() for seed in settings.all_seeds)]
+
+
+def _run_all(settings: Settings, corpus: Corpus, folder: RunFolder, watch: Watch, check: Callable[[], None]) -> list[dict[str, Any]]:
+    """Does the runs that have no record yet; returns those that failed, with the reason."""
     share = 1 / (3 * settings.batch * settings.length)  # evaluating a token costs about a third of training on it
     targets = len(shared_part(corpus.held_out, settings.lengths[-1], settings.eval_tokens)) - 1
     whole = settings.steps + share * targets * len(settings.lengths)
     watch.start(whole * len(settings.encodings) * settings.seeds)
-    if folder.read_json("speed.json") is None:
+    if not set(settings.encodings) <= set(folder.read_json("speed.json") or ()):
         folder.write_json("speed.json", seconds_per_step(settings, corpus, check))
+    failed: dict[str, dict[str, Any]] = {}
     for seed in settings.all_seeds:  # all encodings of one seed first: an interrupted comparison then has whole columns
         for spec in settings.encodings:
-            if folder.read_json(_record(spec, seed)) is None:
-                _run_one(spec, seed, settings, corpus, folder, watch, check, share)
-            else:
+            if folder.read_json(_record(spec, seed)) is not None or spec in failed:
                 watch.advance(whole, spec)
+                continue
+            try:
+                _run_one(spec, seed, settings, corpus, folder, watch, check, share)
+            except Exception as error:  # an encoding from outside may raise anything
+                if isinstance(error, ConfigError) or isinstance(error.__cause__, OSError):  # the folder's trouble, not the encoding's
+                    raise
+                label = short_names(settings.encodings)[spec]
+                failed[spec] = {"encoding": spec, "label": label, "seed": seed, "error": what_failed(error)}
+                watch.say(f"{label}, seed {seed}: failed: {failed[spec]['error']}")
+    return list(failed.values())
 
 
 def _run_one(

@@ -32,9 +32,11 @@ class Block(nn.Module):
     def forward(self, x: Float[Tensor, "B T W"]) -> Float[Tensor, "B T W"]:
         """One block."""
         rows, time, width = x.shape
-        parts = self.qkv(self.before_attention(x)).view(rows, time, 3, self.heads, width // self.heads)
+        read = self.before_attention(x)
+        parts = self.qkv(read).view(rows, time, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        mixed = cast(Tensor, attention(q, k, v, self.position))
+        activations = read if self.position.clock.sums else None  # a learned clock reads its time from them
+        mixed = cast(Tensor, attention(q, k, v, self.position, x=activations))
         x = x + self.out(mixed.transpose(1, 2).reshape(rows, time, width))
         return x + self.down(F.gelu(self.up(self.before_hidden(x))))
 
@@ -42,7 +44,8 @@ class Block(nn.Module):
 class SmallGPT(nn.Module):
     """A decoder for ``vocabulary`` symbols; the embedding also reads out.
 
-    Every weight outside the encodings is drawn from ``seed`` alone, so models that differ in their encoding start equal.
+    Every weight outside the encodings is drawn from ``seed`` alone, so models that differ in their encoding start equal. What an
+    encoding draws from torch's own generator depends on ``seed`` too, and leaves that generator as it was.
 
     Shape: (B, T) integers to (B, T, vocabulary) logits.
 
@@ -54,10 +57,12 @@ class SmallGPT(nn.Module):
 
     def __init__(self, spec: str, *, vocabulary: int, layers: int, width: int, heads: int, seed: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(
-            Block(width, heads, encoding(spec, head_dim=width // heads, heads=heads)) for _ in range(layers)
-        )  # one encoding per block, so that learned ones may differ between blocks
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            # one encoding per block, so that learned ones may differ between blocks
+            own_positions = [encoding(spec, head_dim=width // heads, heads=heads) for _ in range(layers)]
+            self.embed = nn.Embedding(vocabulary, width)
+            self.blocks = nn.ModuleList(Block(width, heads, position) for position in own_positions)
         self.last_norm = nn.RMSNorm(width)
         source = torch.Generator().manual_seed(seed)
         own = {id(p) for p in self.position_parameters()}
@@ -76,9 +81,10 @@ class SmallGPT(nn.Module):
         return [weight for position in self.positions() for weight in position.parameters()]
 
     def is_finite(self) -> bool:
-        """Whether every number that an encoding has learned is still finite."""
-        found = (module for module in self.modules() if isinstance(module, Parameter) and module.learned)
-        return all(bool(module.value().isfinite().all()) for module in found)
+        """Whether every number that an encoding has learned is still finite, as it is kept and as it is read."""
+        kept = (weight.detach() for weight in self.position_parameters())
+        read = (module.value().detach() for module in self.modules() if isinstance(module, Parameter) and module.learned)
+        return all(bool(numbers.isfinite().all()) for numbers in (*kept, *read))
 
     def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T W"]:
         """What the read-out reads, (B, T, width)."""

@@ -21,7 +21,9 @@ def table(result: dict[str, Any]) -> Table:
     rows: list[list[Cell]] = []
     for row in result["encodings"]:
         losses = [_loss(mean, spread) for mean, spread in zip(row["bits"], row["spread"], strict=True)]
-        rows.append([row["label"], *losses, f"{row['speed']:.2f}x", row["parameters"]])
+        rows.append([row["label"], *losses, _speed(row["speed"]), row["parameters"]])
+    for label in dict.fromkeys(failure["label"] for failure in result.get("failed", ())):
+        rows.append([label, *["failed"] * len(lengths), "", ""])
     title = f"{result['unit'].capitalize()} on held-out text (lower is better)"
     return Table(title, ["encoding", *lengths, "speed", "params"], rows, note=note(result))
 
@@ -34,6 +36,13 @@ def note(result: dict[str, Any]) -> str:
         f"in windows of its length, every position counted. speed: training tokens/s relative to {result['speed_against']}. "
         "params: what the encoding learns."
     )
+
+
+def failures(result: dict[str, Any]) -> list[str]:
+    """A line for each run that failed, and how to try them again; empty where none did."""
+    lines = [f"failed: {one['label']}, seed {one['seed']}: {one['error']}" for one in result.get("failed", ())]
+    again = f"eigenclock compare --resume {shlex.quote(result['folder'])}"
+    return [*lines, f"The other runs are kept. To try those that failed again: {again}"] if lines else []
 
 
 def evidence(result: dict[str, Any]) -> str:
@@ -51,6 +60,7 @@ def page(result: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
     corpus, settings = config["corpus"], config["settings"]
     parts: list[Part] = [
         table(result),
+        *failures(result),
         evidence(result),
         Heading("Loss by position"),
         f"The longest windows ({result['lengths'][-1]} {corpus['unit']}s), by distance from their start. Left of the mark the model "
@@ -93,6 +103,7 @@ def curves(result: dict[str, Any]) -> Figure:
         ),
         alt="Loss of each encoding by position in the longest window, and by length of the window",
         note="Bands span the seeds." if len(result["seeds"]) > 1 else f"One seed. Positions before {FIRST_SHOWN} are left out on the left.",
+        panel_size=_size(result),
     )
 
 
@@ -103,21 +114,49 @@ def training(result: dict[str, Any], metrics: list[dict[str, Any]]) -> Figure:
         mine = [m for m in metrics if m["encoding"] == row["encoding"] and m["seed"] == result["seeds"][0] and "train_bits" in m]
         lines.append(Line(row["label"], [m["step"] for m in mine], [_number(m["train_bits"]) for m in mine]))
     panel = Panel(lines, "step", result["unit"])
-    return Figure("Training loss", (panel,), alt="Training loss of each encoding by step", note="First seed.")
+    return Figure("Training loss", (panel,), alt="Training loss of each encoding by step", note="First seed.", panel_size=_size(result))
+
+
+def _size(result: dict[str, Any]) -> tuple[float, float]:
+    """Width and height in inches of a panel with a line for each encoding: high enough for their names beside it."""
+    return (6.0, max(3.5, 0.22 * len(result["encodings"])))
 
 
 def spectra(result: dict[str, Any]) -> list[Part]:
-    """A figure for each encoding that has frequencies, rates or slopes; those of the first seed."""
+    """A figure for each encoding that has frequencies, rates or slopes, a table of what else it learned; those of the first seed."""
     parts: list[Part] = []
     for row in result["encodings"]:
         entries = row["runs"][0]["spectrum"]
-        panels = [panel for entry in entries for panel in _panels(entry)]
+        pictured = [entry for entry in entries if "initial" in entry]
+        others = [entry for entry in entries if "range" in entry]
+        panels = [panel for entry in pictured for panel in _panels(entry)]
         if panels:
-            text = "; ".join(f"{entry['recipe']} {entry['name']}: {'learned' if entry['learned'] else 'fixed'}" for entry in entries)
+            text = "; ".join(f"{entry['recipe']} {entry['name']}: {'learned' if entry['learned'] else 'fixed'}" for entry in pictured)
             parts.append(Figure(row["encoding"], panels, alt=f"Spectrum of {row['encoding']}", note=text, panel_size=(5.0, 2.9)))
-        else:
-            parts.append(f"{row['encoding']}: nothing turns, decays or is biased.")
+        if others:
+            parts.append(_ranges(row["encoding"], others))
+        if not entries:
+            parts.append(f"{row['encoding']}: no frequency, rate or slope, and nothing is learned.")
     return parts
+
+
+def _ranges(encoding: str, entries: list[dict[str, Any]]) -> Table:
+    """Least and largest of each set of learned numbers that has no picture of its own."""
+    rows: list[list[Cell]] = [
+        [f"{entry['recipe']} {entry['name']}", entry["count"], _span(entry.get("start")), " | ".join(map(_span, entry["range"]))]
+        for entry in entries
+    ]
+    return Table(f"{encoding}: other learned numbers", ("numbers", "count", "start", "learned, block by block"), rows)
+
+
+def _span(ends: list[float | None] | None) -> str:
+    if ends is None:
+        return ""
+    return " to ".join("not finite" if end is None else f"{end:.4g}" for end in ends)
+
+
+def _speed(speed: float | None) -> str:
+    return "" if speed is None else f"{speed:.2f}x"
 
 
 def _panels(entry: dict[str, Any]) -> list[Panel]:

@@ -72,7 +72,7 @@ def train(spec: str, seed: int, settings: Settings, corpus: Corpus, folder: RunF
     model = build(spec, seed, settings, corpus.vocabulary)
     adam = optimiser(model, settings.lr)
     state: dict[str, Any] = {"step": 0, "seconds": [], "pending": [], "diverged_at": None}
-    torch.manual_seed(seed)  # nothing draws from it today; an encoding with noise would
+    torch.manual_seed(seed)  # an encoding with noise draws from it
     if (saved := folder.load(run)) is not None:
         try:
             model.load_state_dict(saved.pop("model"))
