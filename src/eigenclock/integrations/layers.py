@@ -83,7 +83,7 @@ def _laid_out(tree: Any, layout: Callable[[], dict[str, Any]], whole: bool) -> A
         return tree
     own_width = not whole or bool(tree.keys() & {"args", "head_dim"}) or isinstance(tree.get("freq"), list | tuple)
     taken = {key: value for key, value in layout().items() if key in options and not (key == "rotary_dim" and own_width)}
-    return taken | tree
+    return tree | {key: value for key, value in taken.items() if key not in tree}
 
 
 def key_repeats(encoding: Encoding, heads: int, kv_heads: int, features: int) -> int:
