@@ -81,8 +81,12 @@ def confusion_table() -> str:
     for row in twins.confusion():
         others = [name for name in row.found_by if name != row.rule]
         found = f"**{row.rule}**" if row.found else "**not found**"
-        rows.append((row.fault, ", ".join([found, *others]), ", ".join(row.false_alarms) or "nothing"))
-    return Table("", ("fault", "found by (the rule that has to, then others)", "reported on its sound twin"), rows).markdown()
+        rows.append(
+            (row.fault, ", ".join([found, *others]), "right" if row.named else "**wrong**", ", ".join(row.false_alarms) or "nothing")
+        )
+    return Table(
+        "", ("fault", "found by (the rule that has to, then others)", "cause and place", "reported on its sound twin"), rows
+    ).markdown()
 
 
 def files(text: str) -> dict[str, str]:

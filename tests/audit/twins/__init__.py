@@ -61,12 +61,14 @@ from audit.twins.maps import (
     in_single,
     kept_by,
     normed_after,
+    one_off,
     packed,
     polar,
     positions_in_the_dtype_of_x,
     referenced,
     rotate,
     sheared,
+    single,
     sinusoid,
     sound_rotary,
     tabled,
@@ -123,9 +125,10 @@ def confusion() -> list[Row]:
     """The confusion table: a sound twin is clean where no rule finds a fault and the rule in question finds nothing at all."""
     rows = []
     for twin in TWINS:
-        found = dict.fromkeys(f.rule for f in findings(twin.faulty()))
+        said = findings(twin.faulty())
+        found = dict.fromkeys(f.rule for f in said)
         alarms = dict.fromkeys(f.rule for f in findings(twin.sound()) if f.severity == "fault" or f.rule == twin.rule)
-        rows.append(Row(twin.fault, twin.rule, tuple(found), tuple(alarms)))
+        rows.append(Row(twin.fault, twin.rule, tuple(found), twin.named(said), tuple(alarms)))
     return rows
 
 
@@ -142,26 +145,72 @@ def _fixed(F: Side, G: Side, **more: Any) -> Callable[[], Probe]:
 
 
 SOUND = sound_rotary
+LAW = "(the law itself: not by rounding)"
 
 TWINS: list[Twin] = [
-    Twin("positions in the dtype of the queries", "shift_invariance", _bf16(positions_in_the_dtype_of_x), _bf16(turner())),
-    Twin("positions that bfloat16 merges", "precision", _bf16(positions_in_the_dtype_of_x), _bf16(turner())),
-    Twin("angles rounded before cos and sin", "shift_invariance", _bf16(angles_in_the_dtype_of_x), _bf16(turner())),
-    Twin("a warped clock", "shift_invariance", _single(warped), SOUND),
-    Twin("queries turned alone", "contragredience", _fixed(turner(), lambda x, t: x), SOUND),
-    Twin("e^(at) in the table both sides share", "contragredience", _single(growing_table), lambda: referenced(0.004)),
-    Twin("absolute sinusoids", "shift_invariance", _single(sinusoid), SOUND),
+    Twin(
+        "positions in the dtype of the queries",
+        "shift_invariance",
+        _bf16(positions_in_the_dtype_of_x),
+        _bf16(turner()),
+        says="(positions rounded to bfloat16 before use)",
+    ),
+    Twin(
+        "positions that bfloat16 merges",
+        "precision",
+        _bf16(positions_in_the_dtype_of_x),
+        _bf16(turner()),
+        where={"positions": [256.0, 257.0]},
+    ),
+    Twin(
+        "angles rounded before cos and sin",
+        "shift_invariance",
+        _bf16(angles_in_the_dtype_of_x),
+        _bf16(turner()),
+        says="(angles rounded to bfloat16 before cos and sin)",
+    ),
+    Twin("a warped clock", "shift_invariance", _single(warped), SOUND, says="a group on a warped clock: a step counts 1 at 0"),
+    Twin("keys turned the other way by angles in float32", "shift_invariance", _fixed(single(1), single(-1)), _single(single(1)), says=LAW),
+    Twin(
+        "keys turned the other way", "contragredience", _fixed(single(1), single(-1)), _single(single(1)), says="the sum of both positions"
+    ),
+    Twin(
+        "one pair of a rounded table off",
+        "table",
+        lambda: of_config(LLAMA, rotary_table(one_off())),
+        lambda: of_config(LLAMA),
+        says="is of no table of the base 9000, which gives 7 of 8",
+        where={"pair": 5},
+    ),
+    Twin(
+        "queries turned alone",
+        "contragredience",
+        _fixed(turner(), lambda x, t: x),
+        SOUND,
+        says="the keys do not move at all",
+        where={"still": "keys"},
+    ),
+    Twin(
+        "e^(at) in the table both sides share",
+        "contragredience",
+        _single(growing_table),
+        lambda: referenced(0.004),
+        says="as those of all pairs do",
+    ),
+    Twin("absolute sinusoids", "shift_invariance", _single(sinusoid), SOUND, says=LAW),
     Twin(
         "shear time bounded by a tanh",
         "shift_invariance",
         _fixed(sheared("q", 3.0), sheared("k", 3.0)),
         _fixed(sheared("q", None), sheared("k", None)),
+        says=LAW,
     ),
     Twin(
         "exponents clamped",
         "shift_invariance",
         _fixed(clamped(-1, 30.0), clamped(1, 30.0), causal=True),
         _fixed(clamped(-1, 80.0), clamped(1, 80.0), causal=True),
+        says=LAW,
     ),
     Twin("a norm with gains after the rotation", "norm_after", _single(normed_after(GAINS)), _single(normed_after(None))),
     Twin("gains after the rotation", "norm_after", _single(gained_after), _single(gained_before)),
@@ -193,13 +242,24 @@ TWINS: list[Twin] = [
     Twin("documents joined", "rows", lambda: batched(documents=False), batched),
     Twin("slopes of one sequence for 12 heads", "slopes", lambda: biased(ONE_SEQUENCE, BLOOM), lambda: biased(PUBLISHED, BLOOM)),
     Twin("slopes of one sequence, nothing claimed", "slopes", lambda: biased(ONE_SEQUENCE), lambda: biased(PUBLISHED)),
-    Twin("truncate read from the wrong dict", "scaling", lambda: yarn_nested(True), lambda: yarn_nested(False)),
-    Twin("a table kept for another base", "scaling", lambda: remembered(True), lambda: remembered(False)),
+    Twin(
+        "truncate read from the wrong dict",
+        "scaling",
+        lambda: yarn_nested(True),
+        lambda: yarn_nested(False),
+        says="truncate is not read",
+        where={"pair": 1, "pairs off": 1},
+    ),
+    Twin(
+        "a table kept for another base", "scaling", lambda: remembered(True), lambda: remembered(False), where={"pair": 1, "pairs off": 3}
+    ),
     Twin(
         "scaling left out",
         "scaling",
         lambda: of_config({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, rotary_table(base(1e4))),
         lambda: of_config(LLAMA),
+        says="the scaling is left out",
+        where={"pair": 0, "pairs off": 4},
     ),
     Twin("parameters of layer types exchanged", "layer_types", lambda: layered(True), lambda: layered(False)),
     Twin("a list of layers without a position read inverted", "layer_types", lambda: turning_layers(True), lambda: turning_layers(False)),
@@ -216,12 +276,15 @@ TWINS: list[Twin] = [
         "table",
         lambda: of_config(LLAMA, rotary_table(torch.tensor([6.93e-18, 0.0, 0.0, 0.0]))),
         lambda: of_config(LLAMA),
+        says="never filled",
     ),
     Twin(
         "interleaved channels under a half-layout claim",
         "layout",
         lambda: laid_out("interleaved", "half"),
         lambda: laid_out("half", "half"),
+        says="the interleaved layout",
+        where={"channels": [0, 1]},
     ),
     Twin("all channels turn where half should", "width", lambda: partly(4), lambda: partly(2)),
     Twin("rows of the weights in the other layout", "weights", lambda: with_rows("interleaved"), lambda: with_rows("half")),
@@ -241,8 +304,22 @@ TWINS: list[Twin] = [
     Twin("a table kept by the length of a call", "history", lambda: kept_by(True), lambda: kept_by(False)),
     Twin("keys moved under frequencies that follow the length", "moved_keys", lambda: by_dynamic(1024), lambda: of_config(LLAMA)),
     Twin("keys of several axes moved by one difference", "moved_keys", lambda: of_encoding(ec.axial_rope(D)), lambda: clocked(None)),
-    Twin("frequencies that a function rounds", "table", lambda: by_maps(turner(ROUNDED), turner(ROUNDED)), SOUND),
-    Twin("a table rounded more than its dtype", "contragredience", _single(coarse_tables), SOUND),
+    Twin(
+        "frequencies that a function rounds",
+        "table",
+        lambda: by_maps(turner(ROUNDED), turner(ROUNDED)),
+        SOUND,
+        says="the base 9000 declares",
+        where={"pair": 1},
+    ),
+    Twin(
+        "a table rounded more than its dtype",
+        "contragredience",
+        _single(coarse_tables),
+        SOUND,
+        says="both sides take one map",
+        where={"pair": 0},
+    ),
     Twin("queries and keys on a clock that slows down", "group_law", _single(warped), SOUND),
     Twin("empty rows that give nan", "rows", lambda: batched(zeros=False), batched),
     *MORE,

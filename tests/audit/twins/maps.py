@@ -47,6 +47,18 @@ def turner(freq: Tensor | None = None, layout: str = "half", amplitude: float = 
     return turn
 
 
+def single(sign: int) -> Side:
+    """The rotation by angles in float32, one way or the other."""
+    return lambda x, t: rotate(x, (t.float()[:, None] * base().float()).cos(), sign * (t.float()[:, None] * base().float()).sin())
+
+
+def one_off() -> Tensor:
+    """A table of base 9000 in bfloat16, its fifth pair half as fast again."""
+    freq = base(9e3, 16).bfloat16().float()
+    freq[5] = (1.5 * freq[5]).bfloat16()
+    return freq
+
+
 def sound_rotary(**more: Any) -> Probe:
     return by_maps(turner(), turner(), **more)
 

@@ -1,14 +1,15 @@
 """Why scores in a dtype differ from those of the law: frequencies, positions, angles or tables that were rounded, or the law itself."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from eigenclock.audit.measure.frequencies import base_of
 from eigenclock.audit.measure.pairs import Pairs, blocks_at, read_pairs
-from eigenclock.audit.measure.samples import best, name_of, rounding
+from eigenclock.audit.measure.samples import best, many, name_of, rounding, shifts_of
 from eigenclock.audit.probe import Probe
 
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
@@ -58,11 +59,12 @@ def powers_of(length: int) -> list[float]:
     return [float(t) for t in sorted({0, 1, *(2**j for j in range(1, 40) if 2**j < length), length - 1})]
 
 
-def causes_of(probe: Probe, claimed: Tensor | None = None, head: int = 0) -> Cause | None:
+def causes_of(probe: Probe, claimed: Tensor | None = None, head: int = 0, lag: float | None = None) -> Cause | None:
     """The errors of a head; None where its channels don't turn in pairs.
 
     The frequencies are those claimed, else those the subject has in float64, else those recovered from its scores at small times. Queries
-    stand at each time, keys at 0. Each explanation is a float64 recomputation with one thing rounded; the one that leaves least wins.
+    stand at each time, keys at 0. Each explanation is a float64 recomputation with one thing rounded; the one that leaves least wins. With
+    a lag it has to give at least half of what scores at that lag change by as both positions move; else the law itself is the cause.
     """
     assert probe.scores is not None
     own, exact = read_pairs(probe.scores, probe, head, noise=4 * probe.unit_roundoff), read_pairs(best(probe), probe, head)
@@ -79,43 +81,84 @@ def causes_of(probe: Probe, claimed: Tensor | None = None, head: int = 0) -> Cau
     t = torch.tensor(grid, dtype=torch.float64)[:, None]
     fall = (-pairs.rate * t).exp()
 
-    def left(angle: Tensor, size: Tensor | float = 1.0) -> Tensor:
-        return (w - fall * size * torch.polar(torch.ones_like(angle), angle + phase)).abs().amax(-1)
-
     phase = w[0].angle()
-    plain = left(freq * t)
+    plain = _left(w, fall, _turns(freq * t), phase)
     noise = 4 * probe.unit_roundoff
     limit = max(noise, 1e-6)
-    found = Cause(total=float(plain.max()), law=float(plain.max()), table=_sizes(w, fall), frequency=_frequency(pairs, freq, probe.length))
-    if found.total <= limit:
+    total = float(plain.max())
+    found = Cause(total=total, law=total, table=_sizes(w, fall), frequency=_frequency(pairs, freq, probe.length))
+    if total <= limit:
         return found
     first = float(t[(plain > limit).int().argmax(), 0])
-    options: list[tuple[float, str, float]] = []
-    for dtype in NARROW:
-        rounded = t.to(dtype).double()
-        name = name_of(dtype)
-        options.append((float(left(freq * rounded).max()), f"positions rounded to {name} before use", float((rounded - t).abs().max())))
-        options.append((float(left(freq.to(dtype).double() * t).max()), f"frequencies rounded to {name}", 0.0))
-        options.append((float(left((freq * t).to(dtype).double()).max()), f"angles rounded to {name} before cos and sin", 0.0))
-        both, off = freq.to(dtype).double() * rounded, float((rounded - t).abs().max())
-        options.append((float(left(both).max()), f"frequencies and positions rounded to {name}", off))
-        whole = both.to(dtype).double()
-        options.append((float(left(whole).max()), f"frequencies, positions and angles rounded to {name}", off))
-        table = torch.complex((freq * t).cos().to(dtype).double(), (freq * t).sin().to(dtype).double())
-        options.append(
-            (
-                float((w - fall * table * torch.polar(torch.ones_like(phase), phase)).abs().max()),
-                f"tables of cos and sin rounded to {name}",
-                0.0,
-            )
-        )
     warp = _warp(probe, pairs, freq, head)
     if warp:
-        return Cause(found.frequency, 0.0, found.table, found.total, found.total, warp, first)
-    rest, words, position = min(options)
-    if rest > max(0.3 * found.total, limit) and rest > 4 * limit:
-        return Cause(found.frequency, 0.0, found.table, found.total, found.total, "", first)
-    return Cause(found.frequency, position, found.table, rest, found.total, words, first)
+        return replace(found, words=warp, first=first)
+    tried = [(float(_left(w, fall, way.turn(t), phase).max()), way) for way in _ways(freq)]
+    rest, way = min(tried, key=lambda one: one[0])
+    kept = rest > max(0.3 * total, limit) and rest > 4 * limit
+    if kept or (lag is not None and not _accounts(probe, pairs, way.turn, phase, lag, head)):
+        return replace(found, first=first)
+    return replace(found, position=float((way.rounded(t) - t).abs().max()), law=rest, words=way.words, first=first)
+
+
+@dataclass(frozen=True)
+class Way:
+    """An explanation: one thing rounded in a recomputation.
+
+    Args:
+        words: which.
+        turn: times (T, 1) -> the complex numbers (T, n) of the pairs.
+        rounded: times -> those that it uses in their place.
+    """
+
+    words: str
+    turn: Callable[[Tensor], Tensor]
+    rounded: Callable[[Tensor], Tensor] = lambda t: t
+
+
+def _turns(angle: Tensor) -> Tensor:
+    return torch.polar(torch.ones_like(angle), angle)
+
+
+def _left(w: Tensor, fall: Tensor, turned: Tensor, phase: Tensor) -> Tensor:
+    """What a recomputation leaves of the measured numbers (T, n), (T,)."""
+    return (w - fall * turned * _turns(phase)).abs().amax(-1)
+
+
+def _ways(freq: Tensor) -> Iterator[Way]:
+    for dtype in NARROW:
+        name = name_of(dtype)
+
+        def r(x: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+            return x.to(dtype).double()
+
+        def table(t: Tensor, r: Callable[[Tensor], Tensor] = r) -> Tensor:
+            return torch.complex(r((freq * t).cos()), r((freq * t).sin()))
+
+        yield Way(f"positions rounded to {name} before use", lambda t, r=r: _turns(freq * r(t)), r)
+        yield Way(f"frequencies rounded to {name}", lambda t, r=r: _turns(r(freq) * t))
+        yield Way(f"angles rounded to {name} before cos and sin", lambda t, r=r: _turns(r(freq * t)))
+        yield Way(f"frequencies and positions rounded to {name}", lambda t, r=r: _turns(r(freq) * r(t)), r)
+        yield Way(f"frequencies, positions and angles rounded to {name}", lambda t, r=r: _turns(r(r(freq) * r(t))), r)
+        yield Way(f"tables of cos and sin rounded to {name}", table)
+
+
+def _accounts(probe: Probe, pairs: Pairs, turn: Callable[[Tensor], Tensor], phase: Tensor, lag: float, head: int) -> bool:
+    """Whether an explanation gives at least half of the largest change of scores at a lag, as both positions move."""
+    assert probe.scores is not None
+    q, k = probe.content(4)
+    group = head // (probe.heads // probe.kv_heads)
+    qa, qb, ka, kb = (x.double()[..., part] for x in (q[head], k[group]) for part in (pairs.first, pairs.second))
+    shifts = [c for c in shifts_of(probe) if lag + c <= probe.length - 1]
+    base = many(probe.scores, probe, q, k, [lag], 0.0)[head, 0]
+    moved = torch.stack([many(probe.scores, probe, q, k, [lag], c)[head, 0] for c in shifts]) - base  # (C, P)
+    at = torch.tensor([0.0, *shifts], dtype=torch.float64)[:, None]
+    both = turn(at + lag) * turn(at).conj() * _turns(phase) * pairs.size * (-pairs.rate * lag).exp()
+    w = (both[1:] - both[0])[:, None]  # (C, 1, n)
+    said = (w.real * (qa * ka + qb * kb) + w.imag * (qa * kb - qb * ka)).sum(-1)
+    moved = moved.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    worst = int(moved.abs().amax(-1).argmax())
+    return float((moved - said)[worst].abs().max()) <= 0.5 * float(moved[worst].abs().max())
 
 
 def _geometric(freq: Tensor, error: Tensor) -> Tensor:

@@ -59,23 +59,31 @@ def uninitialised(freq: Tensor) -> str:
 
 
 def unrounded(freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, float] | None:
-    """The geometric row of a round base that a table is in a dtype, and the base; None where it is the rounding of none.
+    """The geometric row of a round base that a table is in a dtype, up to a quarter of its pairs, and the base; None where it is of none.
 
     >>> row = 10000.0 ** (-torch.arange(8).double() / 8)
     >>> unrounded(row.bfloat16().double(), torch.bfloat16)[1]
     10000.0
     """
-    base, n = base_of(freq.double()), freq.numel()
-    if base is None:
+    n, values = freq.numel(), freq.double()
+    if n < 3 or not bool((values > 0).all()):
         return None
-    fitted = float(freq.double().log() @ torch.arange(n).double()) * -n / float(torch.arange(n).double().square().sum())
-    for guess in (base, math.exp(fitted)):
-        for digits in (1, 2, 3):
-            theta = float(f"{guess:.{digits}g}")
-            row = theta ** (-torch.arange(n, dtype=torch.float64) / n)
-            if torch.equal(row.float().to(dtype).double(), freq.double()) or torch.equal(row.to(dtype).double(), freq.double()):
-                return row, theta
-    return None
+    index = torch.arange(n, dtype=torch.float64)
+    guesses = (values[1:].log() / -index[1:] * n).exp()  # the base that each pair would have alone
+    fitted = math.exp(float(values.log() @ index) * -n / float(index.square().sum()))
+    best: tuple[int, Tensor, float] | None = None
+    tried = [float(f"{guess:.{digits}g}") for digits in (1, 2, 3) for guess in (fitted, *guesses.tolist()) if 1 < guess < 1e30]
+    for theta in dict.fromkeys(tried):  # of those that fit alike, the one of the fewest digits
+        row = theta ** (-index / n)
+        fits = int(rounds_to(row, values, dtype).sum())
+        if fits >= max(3, n - n // 4) and (best is None or fits > best[0]):
+            best = fits, row, theta
+    return None if best is None else best[1:]
+
+
+def rounds_to(row: Tensor, freq: Tensor, dtype: torch.dtype) -> Tensor:
+    """Which pairs (n,) of a table are those of a row in a dtype."""
+    return (row.float().to(dtype).double() == freq.double()) | (row.to(dtype).double() == freq.double())
 
 
 def rounded_to(freq: Tensor) -> torch.dtype | None:

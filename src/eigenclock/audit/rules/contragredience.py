@@ -27,6 +27,7 @@ def _check(probe: Probe) -> list[Finding]:
         return []
     first = int(bad.int().argmax())
     place = int((z[first] - z[0]).abs().flatten().argmax())
+    head = place // z.shape[-1]
     numbers = float(z[0].flatten()[place]), float(z[first].flatten()[place])
     severity = "advice" if said(probe, "translation invariance") else "fault"
     message = (
@@ -39,6 +40,9 @@ def _check(probe: Probe) -> list[Finding]:
         message += f"; the {still} do not move at all, so that scores follow the absolute position of the other side"
         advice = "move both sides, each by its own position"
         where["still"] = still
+    elif _summed(probe, grid[first], head):
+        message += "; the keys turn the same way as the queries do in a score, so that scores follow the sum of both positions"
+        advice = "turn queries and keys by one function: its transpose within the product makes the difference of the two"
     elif probe.action is not None and _same_map(probe, grid[first]):
         message += "; both sides take one map that is no rotation"
         pair = _determinant(probe, grid[first])
@@ -65,6 +69,15 @@ def _still(probe: Probe, t: float) -> str:
     if torch.equal(z, by_key) and not torch.equal(z, by_query):
         return "keys"
     return "queries" if torch.equal(z, by_query) and not torch.equal(z, by_key) else ""
+
+
+def _summed(probe: Probe, t: float, head: int) -> bool:
+    """Whether in a head both at one position score what a query at twice that one scores a key at 0."""
+    fn, (q, k) = best(probe), (x.to(probe.dtype) for x in coarse(probe))
+    if 2 * t > probe.length - 1:
+        return False
+    both, one = (many(fn, probe, q, k, *at)[head] for at in (([0.0], t), ([2 * t], 0.0)))
+    return float((both - one).abs().max()) <= rounding(probe, 2 * t) * (float(one.abs().max()) or 1.0)
 
 
 def _determinant(probe: Probe, t: float) -> tuple[int, float, bool] | None:

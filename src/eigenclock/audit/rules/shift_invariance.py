@@ -31,7 +31,7 @@ def _check(probe: Probe) -> list[Finding]:
         advice = "nothing under softmax; do not use it where scores multiply values (linear attention)"
         return [Finding("shift_invariance", "advice", message, value, limit, where, advice, SOURCE)]
     law = probe.exact is None or probe.dtype == torch.float64 or breaks_at(best(probe), probe, where)
-    cause = causes_of(probe, head=int(where.get("head", 0)))
+    cause = causes_of(probe, head=int(where.get("head", 0)), lag=where["t"] - where["s"])
     said_why, advice = _explained(probe, law, cause)
     where = where | (cause.to_where() if cause is not None else {})
     if law and (cause is None or not cause.words or "clock" in cause.words):

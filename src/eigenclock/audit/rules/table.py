@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eigenclock.audit.measure.frequencies import SLOWEST, rounded_to, uninitialised, unrounded
+from eigenclock.audit.measure.frequencies import SLOWEST, rounded_to, rounds_to, uninitialised, unrounded
 from eigenclock.audit.measure.pairs import read_pairs
 from eigenclock.audit.measure.samples import best, name_of, needs_scores
 from eigenclock.audit.probe import Probe
@@ -51,16 +51,32 @@ def _check(probe: Probe) -> list[Finding]:
 
 def _rounded(probe: Probe, freq: Tensor, narrow: torch.dtype, where: dict[str, Any]) -> Finding:
     """A table of numbers of a narrow dtype, and by how much the angle of its worst pair is off at the last position."""
-    last, row = probe.length - 1, unrounded(freq, narrow)
-    off = freq.abs() * torch.finfo(narrow).eps / 2 if row is None else (freq - row[0]).abs()
-    pair, worst = int(off.argmax()), float(off.max()) * last
+    last, found = probe.length - 1, unrounded(freq, narrow)
     message = f"every frequency is a {name_of(narrow)} number: the table passed through that dtype"
-    if row is not None:
-        message += f"; scores still follow the lag, by another generator than the base {row[1]:g} declares: "
-        message += f"pair {pair} is off by {worst:.6g} rad"
+    if found is None:  # of what row is not known: what is rounded is off by half a step at most
+        rounded = torch.frexp(freq.abs()).mantissa != 0.5
+        worst = float(torch.where(rounded, freq.abs(), 0.0).max()) * torch.finfo(narrow).eps / 2 * last
+        message += f"; by what each is off is not known, since they are of no one base: by up to {worst:.3g} rad"
+    else:
+        row, theta = found
+        off = (freq - row).abs() * last
+        odd = ~rounds_to(row, freq, narrow)
+        pair, worst = int(off.argmax()), float(off.max())
+        message += (
+            f"; scores still follow the lag, by another generator than the base {theta:g} declares: pair {pair} is off by {worst:.6g} rad"
+        )
+        if bool(odd.any()):
+            rest = torch.where(odd, 0.0, off)
+            pair = int(torch.where(odd, off, 0.0).argmax())
+            worst = max(float(off[pair]), float(rest.max()))
+            fits = f"{int((~odd).sum())} of {odd.numel()}"
+            message = f"pair {pair} is of no table of the base {theta:g}, which gives {fits}: {float(freq[pair]):.6g} in place of "
+            message += f"{float(row[pair]):.6g}, {float(off[pair]):.6g} rad at the last position; every frequency is a "
+            message += f"{name_of(narrow)} number, by which pair {int(rest.argmax())} is off by {float(rest.max()):.6g} rad"
+        where = where | {"pair": pair}
     severity = "fault" if worst > RADIANS else "risk"
     advice = "keep inv_freq in float32 whatever the weights are in: a later upcast can't bring the digits back"
-    where = where | {"radians at": last} | ({} if row is None else {"pair": pair})
+    where = where | {"radians at": last}
     return Finding("table", severity, message, worst, RADIANS, where, advice, SOURCE)
 
 
