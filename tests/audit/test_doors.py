@@ -58,6 +58,17 @@ def test_slopes() -> None:
         ec.audit(lambda n_heads: published(n_heads - 8))
 
 
+def test_slopes_whatever_the_number_of_heads_is_called() -> None:
+    assert ec.audit(lambda n: published(n)).nearest == "alibi"
+    assert (
+        ec.audit(lambda h: torch.tensor(published(h), dtype=torch.float64).view(1, h, 1, 1), heads=12).spec
+        == "alibi(head_dim=64, heads=12)"
+    )
+    assert rules(ec.audit(lambda n: one_sequence(n), heads=12), "risk") == ["slopes"]
+    with pytest.raises(ConfigError, match="takes vectors"):
+        ec.audit(lambda n: n)
+
+
 def test_biases_of_positions() -> None:
     def symmetric(heads: int, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return -torch.tensor(published(heads))[:, None, None] * (q_pos[:, None] - k_pos).abs()
@@ -123,6 +134,62 @@ def test_a_cache_inside() -> None:
     assert rules(ec.audit(Cached(1), head_dim=16, length=128), "fault") == ["cache"]
 
 
+class CachedByPositions(Cached):
+    """The same, told the positions of the piece."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:  # type: ignore[override]
+        return super().__call__(q, k, v, int(positions[0]))
+
+
+def test_a_cache_inside_that_is_given_positions() -> None:
+    report = ec.audit(CachedByPositions(), head_dim=16, length=128)
+    assert report.ok is None and "cache" in report.checked and not report.findings
+    assert any("cache of its own" in why for why in report.unjudged)
+    assert rules(ec.audit(CachedByPositions(1), head_dim=16, length=128), "fault") == ["cache"]
+
+
+class Layer(torch.nn.Module):
+    """Sound attention over hidden states (B, T, 32) with projections of its own, in one call or in pieces."""
+
+    def __init__(self, causal: bool = True):
+        super().__init__()
+        random = torch.Generator().manual_seed(0)
+        self.weights = torch.randn(3, 2, 32, 16, generator=random) / 32**0.5
+        self.causal = causal
+        self.kept: tuple[Tensor, Tensor] | None = None
+
+    def attend(self, x: Tensor, positions: Tensor, cached: bool) -> Tensor:
+        q, k, v = (torch.einsum("btd,hde->bhte", x, w) for w in self.weights)
+        q, k = turned(q, positions), turned(k, positions)
+        if cached and self.kept is not None:
+            k, v = torch.cat([self.kept[0], k], -2), torch.cat([self.kept[1], v], -2)
+        self.kept = k, v
+        z = q @ k.mT / 4
+        later = torch.ones(z.shape[-2:], dtype=torch.bool).triu(1 + z.shape[-1] - z.shape[-2])
+        z = z.masked_fill(later, -torch.inf) if self.causal else z
+        return (z.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class LayerOfPositions(Layer):
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.attend(x, positions, cached=False)
+
+
+class LayerOfPieces(Layer):
+    def forward(self, x: Tensor, start_pos: int) -> Tensor:
+        return self.attend(x, torch.arange(start_pos, start_pos + x.shape[1]), cached=start_pos > 0)
+
+
+@pytest.mark.parametrize(
+    "layer", [LayerOfPositions(), LayerOfPositions(causal=False), LayerOfPieces()], ids=["causal", "both ways", "pieces"]
+)
+def test_a_layer_of_hidden_states_is_not_judged(layer: Layer) -> None:
+    """Its outputs are no turned vectors: sound ones are not called faulty for what attention does."""
+    report = ec.audit(layer, head_dim=32, length=128)
+    assert report.ok is None and not report.findings
+    assert any("what other tokens hold" in why for why in report.unjudged)
+
+
 # --- axes, steps ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +212,22 @@ def test_positions_of_two_axes() -> None:
     found = ec.audit(coupled, head_dim=16, length=128, axes=2)
     assert {f.where["layer"] for f in found.findings if f.rule == "shift_invariance"} == {"all axes"}
     assert ec.audit(lambda q, k, positions: (axial(q, positions.mT), axial(k, positions.mT)), head_dim=16, length=128, axes=2).ok
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        return (axial(q, positions) @ axial(k, positions).mT / 4).softmax(-1) @ v
+
+    def scored(q: Tensor, k: Tensor, of: Tensor, at: Tensor) -> Tensor:
+        return axial(q, of) @ axial(k, at).mT
+
+    def scored_wrongly(q: Tensor, k: Tensor, of: Tensor, at: Tensor) -> Tensor:
+        return axial(q, of) @ coupled(k, at).mT
+
+    for function in (attend, scored):
+        report = ec.audit(function, head_dim=16, length=128, axes=2)
+        assert report.ok and report.form is not None and "axis 1: 4R + 8Z" in report.form and "all axes: 8R" in report.form
+    assert ec.audit(scored_wrongly, head_dim=16, length=128, axes=2).ok is False
+    with pytest.raises(ConfigError, match="axes=3"):
+        ec.audit(lambda q, k, of, at: axial(q, of[:, :2]) @ at, head_dim=16, axes=3)
     with pytest.raises(ConfigError, match="axes=3"):
         ec.audit(lambda x, positions: turned(x, positions[:, 3]), axes=3)
     with pytest.raises(ShapeError, match="axes=0"):
@@ -170,7 +253,7 @@ def test_a_clock_of_nanoseconds_needs_a_step() -> None:
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 10000.0}
 
 
-@pytest.mark.parametrize("declared", ["rope(pairing='half')", ec.rope(16, heads=2, pairing="half"), LLAMA])
+@pytest.mark.parametrize("declared", ["rope(pairing='half')", ec.rope(16, heads=2, pairing="half"), LLAMA, 10000, 1e4, "10000"])
 def test_what_is_as_declared(declared: Any) -> None:
     report = ec.audit(turn, head_dim=16, length=1024, declared=declared)
     assert report.ok and "declared" in report.checked
@@ -193,7 +276,8 @@ def test_frequencies_in_float32_are_as_declared() -> None:
 
 
 @pytest.mark.parametrize(
-    "declared", ["rope(theta=500000, pairing='half')", "rope", "rope(pairing='half') * alibi", LLAMA | {"rope_theta": 500000.0}]
+    "declared",
+    ["rope(theta=500000, pairing='half')", "rope", "rope(pairing='half') * alibi", LLAMA | {"rope_theta": 500000.0}, 500000, "5e5"],
 )
 def test_what_is_not_as_declared(declared: Any) -> None:
     report = ec.audit(turn, head_dim=16, length=1024, declared=declared)
@@ -201,6 +285,19 @@ def test_what_is_not_as_declared(declared: Any) -> None:
     found = next(f for f in report.findings if f.rule == "declared")
     assert "that was declared" in found.message and found.where["lag"] == 1
     assert report.nearest == "rope(pairing='half')"
+
+
+def test_a_declared_base_takes_the_pairs_and_the_share_as_they_are() -> None:
+    def some(x: Tensor, positions: Tensor) -> Tensor:
+        return torch.cat([turned(x[..., :8], positions), x[..., 8:]], -1)
+
+    def beside(x: Tensor, positions: Tensor) -> Tensor:
+        mixed = x.unflatten(-1, (-1, 2)).mT.flatten(-2)  # neighbours become halves
+        return turned(mixed, positions).unflatten(-1, (2, -1)).mT.flatten(-2)
+
+    for function in (some, beside):
+        assert ec.audit(function, head_dim=16, length=1024, declared=10000).ok
+        assert rules(ec.audit(function, head_dim=16, length=1024, declared=20000), "fault") == ["declared"]
 
 
 def test_declarations_that_do_not_fit() -> None:

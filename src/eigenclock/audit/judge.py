@@ -47,7 +47,7 @@ def audit(
         axes: how many numbers a position is, for functions that take positions (T, axes): each axis is measured by itself, the others held
             still, and all of them moving together.
         step: what one position lasts ("1ms"), for an encoding whose clock has a unit: positions 0, 1, .. of nanoseconds would be one time.
-        declared: what the subject is meant to be, an encoding, its text or a config, where it says nothing of that itself.
+        declared: what the subject is meant to be, an encoding, its text, a config or a base, where it says nothing of that itself.
         at: pairs of times (t, s) at which the law is measured beside those that are sampled; a note gives both scores.
     Units: positions in the unit of the subject's clock, or in steps.
     Raises: ConfigError where the subject is of no known kind, with the kinds there are; ShapeError for sizes that are none.

@@ -35,7 +35,7 @@ class Options:
         dtype: bfloat16, float16, float32 or float64: the dtype it is used in.
         axes: How many numbers a position is, for functions that take positions of several axes.
         step: What one position lasts, such as 1ms, for a spec whose clock has a unit.
-        declared: What the subject is meant to be, where it does not say that itself: a spec, or a config.json.
+        declared: What the subject is meant to be, where it does not say that itself: a spec, a config.json, or the base of a rotation.
         at: Pairs of times t,s at which the law is measured beside those that are sampled, such as 1000,990.
         json: Print JSON and nothing else on stdout: an object for one subject, a list for several.
         html: Also write one page, with pictures, to this file.

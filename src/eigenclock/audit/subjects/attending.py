@@ -13,6 +13,7 @@ from eigenclock.audit.probe import Batch, Full, Probe
 from eigenclock.audit.subjects.acting import FORMS, HEAD_DIM, HEADS, LAYOUTS, WIDTHS, times_as
 from eigenclock.audit.subjects.options import Options
 from eigenclock.audit.subjects.outputs import Attend, reader
+from eigenclock.audit.subjects.stepping import of_own_cache
 from eigenclock.errors import ConfigError, UnsupportedError
 
 VALUES = ("v", "value", "values", "value_states")
@@ -43,6 +44,8 @@ def of_attention(function: Callable[..., Tensor], options: Options, name: str, k
                 x = torch.randn(3, heads, 7, width, generator=torch.Generator().manual_seed(0)).to(dtype)
                 if not _attends(full, x):
                     continue
+                if keeps_keys(full, x):
+                    return of_own_cache(function, options, name, kind, told="positions", **module)
                 note = f"{name} -> attention by its signature; vectors {layout}, positions {form}"
                 probe = Probe(
                     name, kind, width, heads, heads, options.length, dtype, fractional=_takes_fractions(full, x), full=full, notes=(note,),
@@ -68,6 +71,19 @@ def _attends(full: Callable[..., Tensor], x: Tensor) -> bool:
     if out.shape != x[0].shape or torch.allclose(out[0, -1], changed[0, -1]):
         return False
     return torch.equal(out[1:], changed[1:])
+
+
+def keeps_keys(full: Callable[..., Tensor], x: Tensor) -> bool:
+    """Whether a call at later positions answers by what an earlier call held, as attention with a cache of its own does."""
+    n = x.shape[2]
+    answers = []
+    for before in (x, x.flip(3)):
+        try:
+            full(*before, torch.arange(n))
+            answers.append(full(*x, torch.arange(n, 2 * n)))
+        except Exception:  # code of others refuses with whatever it happens to run into
+            return False
+    return answers[0].shape == answers[1].shape and not torch.allclose(answers[0], answers[1])
 
 
 def counts_places(full: Callable[..., Tensor], x: Tensor) -> bool:

@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from eigenclock.audit.measure.samples import rounding
 from eigenclock.audit.probe import Probe
-from eigenclock.encodings import ENCODINGS, Encoding, encoding
+from eigenclock.audit.recovery.lags import lags_of
+from eigenclock.audit.recovery.recover import limit_of, verified
+from eigenclock.encodings import ENCODINGS, Encoding, encoding, rope
 from eigenclock.encodings.config import encodings
 from eigenclock.errors import ConfigError, ShapeError
 
-Declared = Encoding | str | Mapping[str, Any] | Path | None
+Declared = Encoding | str | float | Mapping[str, Any] | Path | None
 
 
 def beside(probe: Probe, declared: Declared) -> Probe:
@@ -36,6 +39,9 @@ def beside(probe: Probe, declared: Declared) -> Probe:
 def _read(declared: Any, probe: Probe) -> Encoding:
     if isinstance(declared, Encoding):
         return declared
+    base = _number(declared)
+    if base is not None:
+        return _nearest_of_base(base, probe)
     spec = isinstance(declared, str) and not Path(declared).exists()
     if spec or (isinstance(declared, Mapping) and (declared.get("name") in ENCODINGS or declared.get("op") in ("+", "*"))):
         return encoding(declared, head_dim=probe.head_dim, heads=probe.heads)  # type: ignore[arg-type]
@@ -43,6 +49,35 @@ def _read(declared: Any, probe: Probe) -> Encoding:
     if len(set(map(str, found.values()))) != 1:
         raise ConfigError(f"got declared= with {len(found)} layer types, {', '.join(found)}; expected one: give ec.encodings(config)[name]")
     return _on_heads(next(iter(found.values())), probe)
+
+
+def _number(declared: Any) -> float | None:
+    """The base that is declared, as a number or in digits; None for anything else."""
+    try:
+        return float(declared) if isinstance(declared, int | float | str) and not isinstance(declared, bool) else None
+    except ValueError:
+        return None
+
+
+def _nearest_of_base(base: float, probe: Probe) -> Encoding:
+    """RoPE of a base: of the ways to pair channels and of the shares that turn, the first whose scores are those measured; where none is,
+    all channels turn."""
+    lags, width = lags_of(probe), probe.head_dim
+    sizes = {"heads": probe.heads, "kv_heads": None if probe.kv_heads == probe.heads else probe.kv_heads}
+    widths = [n for n in (width, width // 2, width // 4) if n and n % 2 == 0]
+    made = [
+        rope(width, theta=base, rotary_dim=None if n == width else n, pairing=pairing, **sizes)
+        for n in widths
+        for pairing in ("half", "interleaved")
+    ]
+    if not made:
+        raise ConfigError(f"got declared={base:g}, the base of a rotation, for {probe.name} of width {width}; expected an even width")
+    if probe.scores is None:
+        return made[0]
+    gaps = [verified(probe, enc, lags) for enc in made]
+    limit = max(limit_of(lags), rounding(probe, probe.length))
+    fits = [enc for enc, gap in zip(made, gaps, strict=True) if gap <= limit]
+    return fits[0] if fits else made[gaps.index(min(gaps[:2]))]
 
 
 def _on_heads(enc: Encoding, probe: Probe) -> Encoding:

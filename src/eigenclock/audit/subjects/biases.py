@@ -34,6 +34,15 @@ def kind_of(names: list[str]) -> str | None:
     return "bias" if placed else None
 
 
+def gives_slopes(function: Callable[..., Any], options: Options) -> bool:
+    """Whether a function of one argument, given a number of heads, gives a number for each."""
+    heads = options.heads or HEADS
+    try:
+        return torch.as_tensor(exact(function(heads))).numel() == heads > 1
+    except Exception:  # code of others refuses with whatever it happens to run into
+        return False
+
+
 def of_slopes(function: Callable[..., Any], options: Options, name: str, kind: str) -> Probe:
     """The probe of slopes: the bias -slope (t - s) on the inner product.
 

@@ -11,8 +11,9 @@ from eigenclock.audit.probe import Probe
 from eigenclock.audit.subjects import several_axes
 from eigenclock.audit.subjects.acting import FORMS, HEADS, LAYOUTS, WIDTHS, probe_of_action, search, times_as, with_forms
 from eigenclock.audit.subjects.attending import VALUES, of_attention, of_score_mod
-from eigenclock.audit.subjects.biases import kind_of, of_bias, of_slopes
+from eigenclock.audit.subjects.biases import gives_slopes, kind_of, of_bias, of_slopes
 from eigenclock.audit.subjects.counted import probe_of_rows
+from eigenclock.audit.subjects.hidden import mixes, of_hidden
 from eigenclock.audit.subjects.options import Options
 from eigenclock.audit.subjects.stepping import of_own_cache, of_turns, starts
 from eigenclock.audit.subjects.tables import TABLES, on_table
@@ -50,12 +51,16 @@ def read(subject: Any, options: Options) -> Probe | None:
     kind = "module" if isinstance(subject, nn.Module) else "callable"
     if (names and names[-1].lower() in TABLES) or {"cos", "sin"} <= {n.lower() for n in names}:
         return on_table(subject, None, options, kind)
-    module = {"module": subject} if isinstance(subject, nn.Module) else {}
+    module: dict[str, Any] = {"module": subject} if isinstance(subject, nn.Module) else {}
     at = _optional_positions(function, names)
     if at is not None:
         names, function = [*names, at], lambda *given: cast(Callable[..., Any], subject)(*given[:-1], **{at: given[-1]})
     name, found = f"{name_of(subject)}({', '.join(names)})", None
     if options.axes > 1:
+        if len(names) == 4 and names[2].lower() in VALUES:
+            return several_axes.of_axes(lambda f: of_attention(f, options, name_of(subject), kind, {}), function, names, options)
+        if len(names) == 4:
+            return several_axes.of_axes(lambda f: _scoring(f, options, kind, {}), function, names, options)
         return several_axes.read(function, names, options, name_of(subject), kind, **module)
     if starts(names) and len(names) == 4 and names[2].lower() in VALUES:
         return of_own_cache(function, options, name_of(subject), kind, **module)
@@ -84,12 +89,16 @@ def read(subject: Any, options: Options) -> Probe | None:
             "f(q, k, cos, sin), f(q, k, v, positions), f(q, k, start_pos), f(q, k, v, start_pos), f(heads), f(heads, q_pos, k_pos) or "
             "score_mod(score, b, h, q_idx, kv_idx)"
         )
+    if found is not None and len(names) == 2 and mixes(found):
+        return of_hidden(found, options, name_of(subject), kind, f"{name} by its signature", **module)
     if found is not None:
         return probe_of_action(found, options, name_of(subject), kind, (how,), **module)
     counts = None
     if len(names) < 3 and at is None:
         how = f"{name} by its signature, without positions: it counts rows from 0"
         counts = probe_of_rows(function, len(names), options, name_of(subject), how, kind, module.get("module"))
+    if counts is None and len(names) == 1 and gives_slopes(function, options):  # whatever the number of heads is called
+        return of_slopes(function, options, name_of(subject), kind)
     if counts is None:
         raise ConfigError(
             f"got {name}; expected one that takes vectors (B, H, T, D) or (B, T, H, D) of width {options.head_dim or WIDTHS} "

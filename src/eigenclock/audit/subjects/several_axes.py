@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.subjects.acting import HEADS, LAYOUTS, WIDTHS, Act, probe_of_action, search, times_as
+from eigenclock.audit.subjects.attending import VALUES
 from eigenclock.audit.subjects.options import Options
 from eigenclock.errors import ConfigError
 
@@ -29,7 +30,10 @@ def read(function: Callable[..., Any], names: list[str], options: Options, name:
     """
     axes, parts, first = options.axes, {}, None
     if len(names) not in (2, 3):
-        raise ConfigError(f"got {name}({', '.join(names)}) with axes={axes}; expected f(q, k, positions) or f(x, positions)")
+        raise ConfigError(
+            f"got {name}({', '.join(names)}) with axes={axes}; expected f(q, k, positions), f(x, positions), "
+            "f(q, k, positions_q, positions_k) or f(q, k, v, positions)"
+        )
     for moving in (*range(axes), None):
         found = search(_ways(function, len(names), axes, moving), options)
         if found is None:
@@ -42,9 +46,55 @@ def read(function: Callable[..., Any], names: list[str], options: Options, name:
         parts[layer] = replace(probe, notes=())
         first = first or probe
     assert first is not None
+    return _together(parts, first, name, names, axes, **more)
+
+
+def of_axes(single: Callable[[Callable[..., Tensor]], Probe], function: Callable[..., Tensor], names: list[str], options: Options) -> Probe:
+    """The probes of f(q, k, positions_q, positions_k) -> scores or f(q, k, v, positions) -> out, as ``read`` makes them of an action.
+
+    ``single`` makes the probe of a function whose positions are one number each.
+
+    Raises: ConfigError where it takes no such positions.
+    """
+    for form, shaped in FORMS.items():
+        parts = {}
+        for moving in (*range(options.axes), None):
+            layer = "all axes" if moving is None else f"axis {moving}"
+            try:
+                parts[layer] = single(_with_axes(function, shaped, options.axes, moving, names[2].lower() in VALUES))
+            except ConfigError as error:
+                refused = error
+                break
+        else:
+            first = parts["axis 0"]
+            name = getattr(function, "__name__", type(function).__name__)
+            named = {layer: replace(part, name=f"{name}, {layer}", notes=()) for layer, part in parts.items()}
+            notes = (f"positions {form}", *first.notes)
+            return _together(named, replace(first, notes=notes), name, names, options.axes)
+    raise ConfigError(f"positions {' or '.join(FORMS)} for axes={options.axes}: {refused}")
+
+
+def _with_axes(
+    function: Callable[..., Tensor], shaped: Callable[[Tensor], Tensor], axes: int, moving: int | None, attends: bool
+) -> Callable[..., Tensor]:
+    """The same function of positions of one number: that of the axis that moves, or of all."""
+
+    def at(times: Tensor) -> Tensor:
+        return shaped(_places(times.flatten(), axes, moving))
+
+    def scores(q: Tensor, k: Tensor, query_times: Tensor, key_times: Tensor) -> Tensor:
+        return function(q, k, at(query_times), at(key_times))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, times: Tensor) -> Tensor:
+        return function(q, k, v, at(times))
+
+    return attention if attends else scores
+
+
+def _together(parts: dict[str, Probe], first: Probe, name: str, names: list[str], axes: int, **more: Any) -> Probe:
     how = f"{name}({', '.join(names)}) by its signature, positions of {axes} numbers: each moves alone (the others at {STILL}), then all do"
-    sizes = (first.head_dim, first.heads or HEADS, first.kv_heads, options.length, first.dtype)
-    return Probe(name, kind, *sizes, layers=parts, notes=(how, *first.notes), **more)
+    sizes = (first.head_dim, first.heads or HEADS, first.kv_heads, first.length, first.dtype)
+    return Probe(name, first.kind, *sizes, layers=parts, notes=(how, *first.notes), **more)
 
 
 def _ways(function: Callable[..., Any], arguments: int, axes: int, moving: int | None) -> Iterator[tuple[str, Act]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.subjects.acting import HEADS, LAYOUTS, WIDTHS, Act, Found, probe_of_action, search
+from eigenclock.audit.subjects.hidden import mixes, of_hidden
 from eigenclock.audit.subjects.options import Options
 from eigenclock.errors import ConfigError
 
@@ -74,7 +75,16 @@ def of_turns(function: Callable[..., Any], names: list[str], options: Options, n
             f"got {name}({', '.join(names)}), which takes no vectors (B, H, T, D) or (B, T, H, D) of width {options.head_dim or WIDTHS} "
             "with the position of the first one: give head_dim= and heads="
         )
-    return probe_of_action(found, options, name, kind, (f"{name}({', '.join(names)}) by its signature",), **more)
+    how = f"{name}({', '.join(names)}) by its signature"
+    if len(names) == 2 and (layer := _layer(every, options)) is not None:
+        return of_hidden(layer, options, name, kind, how, **more)
+    return probe_of_action(found, options, name, kind, (how,), **more)
+
+
+def _layer(ways: list[tuple[str, Act]], options: Options) -> Found | None:
+    """The first way of calling in which tokens see each other; None where there is none. Such a layer takes the width it is made for."""
+    found = search(((how, act) for how, act in ways), options)
+    return found if found is not None and mixes(found) else None
 
 
 def _by_place(act: Act, options: Options) -> bool:
@@ -89,8 +99,10 @@ def _by_place(act: Act, options: Options) -> bool:
     return False
 
 
-def of_own_cache(function: Callable[..., Tensor], options: Options, name: str, kind: str, **more: Any) -> Probe:
+def of_own_cache(function: Callable[..., Tensor], options: Options, name: str, kind: str, *, told: str = "start_pos", **more: Any) -> Probe:
     """The probe of f(q, k, v, start_pos) -> out, which keeps keys and values itself and begins anew at 0.
+
+    ``told`` is "start_pos" where it is told where a piece begins, "positions" where it is given the positions (T,) of the piece.
 
     Attention over the whole sequence and in pieces is compared. No law is read from it: keys at other places cannot be given to it.
 
@@ -109,7 +121,8 @@ def of_own_cache(function: Callable[..., Tensor], options: Options, name: str, k
                 for stop in (*cuts, q.shape[1]):
                     if stop > first:
                         rows = [there(x[:, first:stop]) for x in (q, k, v)]
-                        out.append(back(function(rows[0], rows[1], rows[2], first)))
+                        place = first if told == "start_pos" else torch.arange(first, stop)
+                        out.append(back(function(rows[0], rows[1], rows[2], place)))
                     first = max(first, stop)
                 return torch.cat(out, 1)
 
@@ -124,10 +137,11 @@ def of_own_cache(function: Callable[..., Tensor], options: Options, name: str, k
             if not fits:
                 continue
             probe = Probe(name, kind, width, heads, heads, options.length, dtype, full=full, decode=decode, **more)
-            why = "it is told where a piece begins, and its keys stand one after the other: none can be put elsewhere"
-            note = f"{name}(q, k, v, start_pos) -> attention with a cache of its own, by its signature; vectors {layout}"
+            begins = "it is told where a piece begins, and" if told == "start_pos" else "it has a cache of its own, and"
+            why = f"{begins} its keys stand one after the other: none can be put elsewhere"
+            note = f"{name}(q, k, v, {told}) -> attention with a cache of its own, by its signature; vectors {layout}"
             return replace(probe, unread=why, notes=(note,))
     raise ConfigError(
-        f"got {name}(q, k, v, start_pos), which gives no attention for vectors (B, H, T, D) or (B, T, H, D): give head_dim= and heads=, or "
+        f"got {name}(q, k, v, {told}), which gives no attention for vectors (B, H, T, D) or (B, T, H, D): give head_dim= and heads=, or "
         "wrap it in a function that does"
     )
