@@ -19,7 +19,9 @@ def dense_visible(problem: Problem, rows: slice = slice(None)) -> Bool[Tensor, "
     if problem.window is not None:
         seen = seen & (_latest(problem, seen, problem.window) if problem.cross else _near(problem, problem.window, rows))
     if problem.span is not None:
-        seen = seen & (_lag(problem, *problem.scalar_times, rows) < problem.span)
+        queries, keys = problem.span_times
+        keys = per_query_head(keys, problem.q.shape[1])
+        seen = seen & problem.span.holds(queries[:, :, rows, None], keys[:, :, None, :])
     if problem.documents is not None:
         seen = seen & (problem.documents[:, rows, None] == problem.documents[:, None, :]).unsqueeze(1)
     if problem.key_mask is not None:

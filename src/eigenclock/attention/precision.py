@@ -93,7 +93,7 @@ def longest_lag(problem: Problem) -> float:
     first = keys.amin(-1, keepdim=True) if problem.documents is None else _first_of_document(keys, problem.documents)
     lags = [float((queries - first).max())]
     if problem.span is not None:
-        lags.append(problem.span)
+        lags.append(problem.span.size)
     if problem.window is not None and not problem.cross:
         places = torch.arange(keys.shape[-1], dtype=torch.float64, device=keys.device)[None, None]
         first = first_of_latest(places, places, problem.key_mask, problem.window)

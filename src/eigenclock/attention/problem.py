@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eigenclock.attention.bands import Span
 from eigenclock.attention.documents import Boundaries, read_ids
 from eigenclock.attention.hidden import without_hidden
 from eigenclock.attention.times import Times, along_order, check_order, for_queries, per_query_head, read_times
-from eigenclock.clocks import duration
+from eigenclock.clocks import exact_duration
 from eigenclock.encodings import Encoding, Weights
 from eigenclock.encodings.outside import Outside, Pairs, absolute, place
 from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError, UnsupportedError
@@ -23,6 +24,7 @@ class Problem:
     query_times (B|1, H|1, T) and key_times (B|1, H|1, S): float64 ticks with a common origin, which say what came before.
     query_vectors and key_vectors: what the generator acts with: the same (but positions order a decode step on a learned clock), or
     (B|1, H|1, T, axes) on a clock of several axes.
+    query_counts and key_counts: what a window in time compares, shaped as the times; None where those are as good.
     ``cross``: causality is decided by time instead of index. window: keys by count, span: by time. documents (B|1, T): run numbers.
     key_mask (B|1, S), allowed (B|1, H|1, T|1, S).
     """
@@ -38,7 +40,7 @@ class Problem:
     cross: bool
     causal: bool
     window: int | None
-    span: float | None
+    span: Span | None
     documents: Tensor | None
     key_mask: Tensor | None
     allowed: Tensor | None
@@ -52,6 +54,8 @@ class Problem:
     origin: Tensor | None = None  # what times lack of those that were given
     weights: Weights | None = None  # of tokens in linear attention, None where each weighs 1
     places: Tensor | None = None  # which keys the queries of a decode step stand at, (B|1, T); None: the last of all
+    query_counts: Tensor | None = None
+    key_counts: Tensor | None = None
 
     @property
     def other_lifts(self) -> tuple[Lift, ...]:
@@ -67,6 +71,13 @@ class Problem:
         """The one time of each token that a bias, a Jordan block or a window in time reads: on several clocks, the one that orders."""
         one = self.query_vectors.ndim == 3
         return (self.query_vectors, self.key_vectors) if one else (self.query_times, self.key_times)
+
+    @property
+    def span_times(self) -> tuple[Tensor, Tensor]:
+        """What a window in time compares, for queries and keys."""
+        if self.query_counts is None or self.key_counts is None:
+            return self.scalar_times
+        return self.query_counts, self.key_counts
 
     @property
     def continues(self) -> bool:
@@ -138,7 +149,7 @@ def build(
     for name, ticks, heads in (("times", query_ticks, (1, h)), ("key_times", key_ticks, (1, k.shape[1], h))):
         if ticks.shape[0] not in (1, b) or ticks.shape[1] not in heads:
             raise ShapeError(f"got {name} for {ticks.shape[0]} rows and {ticks.shape[1]} heads; expected (T,), ({b}, T) or ({b}, {h}, T)")
-    count, span = _read_window(window, encoding)
+    count, span = _read_window(window, encoding, vectors.query_counts is not None)
     q, k, v = without_hidden(q, k, v, key_mask, allowed, query_ticks, key_ticks, cross=cross, causal=causal)
     outside = encoding.outside(q.device)
     if outside:
@@ -156,6 +167,7 @@ def build(
         d**-0.5 if scale is None else float(scale), want_lse, generator, generator.split(), lifts,
         sum(slopes[1:], slopes[0]).expand(h) if slopes else None, outside, vectors.origin,
         places=vectors.places,
+        query_counts=vectors.query_counts, key_counts=vectors.key_counts,
     )  # fmt: skip
     _check_law(problem)
     return replace(problem, weights=_weights(problem, x, times is not None, before, opens)) if encoding.weighs else problem
@@ -286,14 +298,14 @@ def _read_documents(documents: Tensor | None, b: int, t: int, cross: bool) -> Te
     return runs
 
 
-def _read_window(window: int | str | None, encoding: Encoding) -> tuple[int | None, float | None]:
+def _read_window(window: int | str | None, encoding: Encoding, counted: bool) -> tuple[int | None, Span | None]:
     if window is None:
         return None, None
     if isinstance(window, str):
-        span = duration(window, encoding.clock.unit)
-        if span <= 0:
+        size = exact_duration(window, encoding.clock.unit)
+        if size <= 0:
             raise ConfigError(f"got window={window!r}; expected a duration above 0")
-        return None, span
+        return None, Span.of(size, encoding.clock.resolution if counted else None)
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ConfigError(
             f"got window={window!r}; expected a whole number of keys (the query and the n - 1 before it), or a duration such as '30min'"

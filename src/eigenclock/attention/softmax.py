@@ -63,7 +63,8 @@ def attention(
             and no times, the queries are the last real keys of their row (a decode step), wherever its padding stands.
         x, key_x: activations, for clocks that are learned from them.
         causal: by index in self-attention; key_time <= query_time where ``key_times`` is given or lengths differ.
-        window: the query and the n - 1 keys before it, padding left out, or a duration such as "30min" where the clock has a unit.
+        window: the query and the n - 1 keys before it, padding left out, or a duration such as "30min" where the clock has a unit: the
+            keys with t - s < window, so that one exactly that old is out, decided in whole counts of the stamps.
         documents: integer ids (T,) or (B, T) of packed documents, or :class:`Boundaries`; attention stays inside a document.
         mask: True may attend; key padding (B, S), or 4 axes that broadcast to (B, H, T, S).
         scale: 1/sqrt(D) of the head as given (before any lift).
@@ -175,7 +176,7 @@ def _in_order(problem: Problem) -> tuple[Problem, Tensor]:
     if times.shape[1] > 1:
         raise UnsupportedError("got times per head with decreasing='sort'; expected one clock for all heads, or times already in order")
     b, _, t = times.shape
-    order = times[:, 0].detach().argsort(dim=-1, stable=True)
+    order = (times if problem.key_counts is None else problem.key_counts)[:, 0].detach().argsort(dim=-1, stable=True)
     if problem.documents is not None:
         runs = (
             problem.documents.expand(b, t).gather(-1, order)
@@ -199,9 +200,10 @@ def _in_order(problem: Problem) -> tuple[Problem, Tensor]:
             allowed = allowed.gather(2, full[:, None, :, None].expand(rows, allowed.shape[1], t, t))
         allowed = allowed.gather(3, full[:, None, None].expand(*allowed.shape[:3], t))
     sorted_times = times.expand(rows, 1, t).gather(-1, full[:, None])
+    counts = None if problem.key_counts is None else problem.key_counts.expand(rows, 1, t).gather(-1, full[:, None])
     problem = replace(
         problem, q=tokens(problem.q), k=tokens(problem.k), v=tokens(problem.v), query_times=sorted_times, key_times=sorted_times,
-        query_vectors=sorted_times, key_vectors=sorted_times,
+        query_vectors=sorted_times, key_vectors=sorted_times, query_counts=counts, key_counts=counts,
         documents=per_token(problem.documents), key_mask=per_token(problem.key_mask), allowed=allowed,
     )  # fmt: skip
     return problem, full.argsort(-1)

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 class Times(NamedTuple):
     """The times of a call, float64 with a common origin: ``queries`` (B|1, H|1, T) and ``keys`` (B|1, H|1, S), with one last axis more
     where the clock has several axes. ``origin`` (B|1, H|1, 1): what was subtracted from given times, on one clock in steps. ``places``
-    (B|1, T): which keys the queries of a decode step stand at, None where these are the last of all."""
+    (B|1, T): which keys the queries of a decode step stand at, None where these are the last of all. ``query_counts`` and ``key_counts``:
+    the counts of both readings, None where either has none."""
 
     queries: Tensor
     keys: Tensor
     origin: Tensor | None = None
     places: Tensor | None = None
+    query_counts: Tensor | None = None
+    key_counts: Tensor | None = None
 
 
 def read_times(
@@ -37,7 +40,8 @@ def read_times(
         reading = clock(times, length=t, documents=documents, mask=key_mask, x=x, device=device)
         ticks = with_heads(reading.ticks, clock.width)
         _check_length("times", ticks, t)
-        return Times(ticks, ticks, given_origin(clock, reading, times))
+        counts = counts_of(clock, reading)
+        return Times(ticks, ticks, given_origin(clock, reading, times), query_counts=counts, key_counts=counts)
     if clock.sums:
         if times is not None or not causal or t > s:
             raise ClockError(
@@ -63,10 +67,18 @@ def read_times(
         return _decode_step(keys, t, key_mask, allowed)
     reading = clock(key_times, length=s, mask=key_mask, x=key_x, device=device)
     keys = with_heads(reading.ticks, clock.width)
-    queries = with_heads(clock(times, length=t, origin=reading.origin, x=x, device=device).ticks, clock.width)
+    asked = clock(times, length=t, origin=reading.origin, x=x, device=device)
+    queries = with_heads(asked.ticks, clock.width)
     _check_length("key_times", keys, s)
     _check_length("times", queries, t)
-    return Times(queries, keys, given_origin(clock, reading, key_times))
+    return Times(
+        queries, keys, given_origin(clock, reading, key_times), query_counts=counts_of(clock, asked), key_counts=counts_of(clock, reading)
+    )
+
+
+def counts_of(clock: Clock, reading: Reading) -> Tensor | None:
+    """The counts of a reading, (B|1, H|1, T); None where the clock has none, or nothing is ever compared with them."""
+    return None if reading.counts is None or clock.resolution is None else with_heads(reading.counts)
 
 
 def _decode_step(keys: Tensor, t: int, key_mask: Tensor | None, allowed: Tensor | None) -> Times:
@@ -134,7 +146,9 @@ def given_origin(clock: Clock, reading: Reading, times: Any) -> Tensor | None:
 def for_queries(times: Times, heads: int) -> Times:
     """Times of one clock per key head, repeated for the query heads of each group."""
     queries = per_query_head(times.queries, heads)
-    return times if queries is times.queries else times._replace(queries=queries)
+    if queries is times.queries:
+        return times
+    return times._replace(queries=queries, query_counts=None if times.query_counts is None else per_query_head(times.query_counts, heads))
 
 
 def per_query_head(x: Tensor, heads: int) -> Tensor:
@@ -213,17 +227,30 @@ def smooth(ticks: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> 
     Only differences between real tokens of one document reach a score, so this changes no result; it makes one increasing clock out
     of clocks that restart, and lets padding hold any finite time.
     """
-    # Padding whose times are in order already keeps them: the rows of padded queries are then those of the oracle too.
-    if key_mask is not None and ticks.shape[-1] and not _in_order(ticks):
-        index = torch.arange(ticks.shape[-1], device=ticks.device)
-        first = key_mask.long().argmax(-1, keepdim=True)
-        last_real = torch.where(key_mask, index, 0).cummax(-1).values
-        source = torch.maximum(last_real, first).unsqueeze(1)
-        shape = torch.broadcast_shapes(ticks.shape, source.shape)
-        ticks = ticks.expand(shape).gather(-1, source.expand(shape))
+    ticks = settled(ticks, documents, key_mask)
     if documents is not None and ticks.shape[-1]:
         steps = ticks.diff(dim=-1)
         same = (documents[:, 1:] == documents[:, :-1]).unsqueeze(1)
         steps = torch.where(same, steps, 0.0)
         ticks = torch.cat([steps.new_zeros(*steps.shape[:-1], 1), steps.cumsum(-1)], -1)
     return ticks
+
+
+def settled(ticks: Tensor, documents: Tensor | None, key_mask: Tensor | None) -> Tensor:
+    """Times (B|1, H|1, T) in which padding stands at the real token before it in its document, at the next one where there is none.
+
+    Padding whose times are in order already keeps them: the rows of padded queries are then those of the oracle too.
+    """
+    if key_mask is None or not ticks.shape[-1] or _in_order(ticks):
+        return ticks
+    index = torch.arange(ticks.shape[-1], device=ticks.device)
+    before = torch.where(key_mask, index, -1).cummax(-1).values
+    after = torch.where(key_mask, index, ticks.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
+    begins = 0
+    if documents is not None:
+        starts = torch.cat([torch.zeros_like(documents[:, :1]), documents.diff(dim=-1)], -1) != 0
+        begins = torch.where(starts, index, 0).cummax(-1).values
+    source = torch.where(before >= begins, before, after)
+    source = torch.where(source < ticks.shape[-1], source, index).unsqueeze(1)
+    shape = torch.broadcast_shapes(ticks.shape, source.shape)
+    return ticks.expand(shape).gather(-1, source.expand(shape))

@@ -9,7 +9,7 @@ from eigenclock.clocks.index import Index
 from eigenclock.clocks.selective import Selective
 from eigenclock.clocks.sessions import Sessions
 from eigenclock.clocks.timestamps import Timestamps
-from eigenclock.clocks.units import duration
+from eigenclock.clocks.units import duration, exact_duration
 
 CLOCKS: dict[str, type[Clock]] = {
     "index": Index,
@@ -22,4 +22,7 @@ CLOCKS: dict[str, type[Clock]] = {
     "selective": Selective,
 }
 
-__all__ = ["CLOCKS", "Axes", "Clock", "Column", "Cumulative", "Documents", "Index", "Reading", "Sessions", "Timestamps", "duration"]
+__all__ = [
+    "CLOCKS", "Axes", "Clock", "Column", "Cumulative", "Documents", "Index", "Reading", "Sessions", "Timestamps", "duration",
+    "exact_duration",
+]  # fmt: skip

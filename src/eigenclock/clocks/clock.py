@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +17,15 @@ class Reading(NamedTuple):
 
     ``last`` is the last given time of each row as it arrived, int64 or float64, padding left out: what the next piece of the sequence
     takes as ``since``. A row that had no real token yet holds the smallest number of the dtype (-inf in floats). None without times.
+    ``counts`` says the same as the ticks in the counts of the stamps, int64 or as floating as they came: a window in time compares
+    these, before anything is rounded (see ``Clock.resolution``). Only differences between readings of one origin mean anything. None
+    where a clock has nothing better than its ticks.
     """
 
     ticks: Float[Tensor, "*clock T"]
     origin: Tensor | None
     last: Tensor | None = None
+    counts: Tensor | None = None
 
 
 class Clock(nn.Module):
@@ -40,6 +45,11 @@ class Clock(nn.Module):
     @property
     def order_axis(self) -> int | None:
         """Which of several times says what came before; None where none does."""
+        return None
+
+    @property
+    def resolution(self) -> Fraction | None:
+        """What one of a reading's ``counts`` is in ``unit``, exactly; None where readings have none."""
         return None
 
     @abstractmethod
@@ -154,7 +164,14 @@ def exact_difference(times: Tensor, origin: Tensor | None, mask: Tensor | None =
     ticks = exact - origin
     if not ticks.is_floating_point():
         ticks = _fitting(ticks, exact, origin, mask)
-    return Reading(ticks.double(), origin, last_given(exact, mask, since))
+    return Reading(ticks.double(), origin, last_given(exact, mask, since), times.detach() if _rounded(times) else exact.detach())
+
+
+def _rounded(times: Tensor) -> bool:
+    """Whether times below 64 bits are no whole numbers: what they say then ends with the digits of their dtype."""
+    if not times.is_floating_point() or times.dtype == torch.float64 or torch.compiler.is_compiling():
+        return False
+    return not bool((times.detach() == times.detach().round()).all())
 
 
 def exact_times(times: Tensor, origin: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """The clock of anything that only grows: traded volume, a count of trades, kilometres."""
 
 import re
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -40,6 +41,10 @@ class Column(Clock):
     def spec(self) -> dict[str, Any]:
         options: dict[str, Any] = {"name": "column", "unit": self.unit}
         return options | ({"decreasing": self.decreasing} if self.decreasing != "refuse" else {})
+
+    @property
+    def resolution(self) -> Fraction:
+        return Fraction(1)
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from eigenclock.clocks.calendar import ERA, FAR, YEARS, Calendar, new_year, read_date
 from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_times, last_given
+from eigenclock.clocks.stamps import counted
 from eigenclock.clocks.units import seconds
 from eigenclock.errors import ClockError, ConfigError
 
@@ -105,32 +107,45 @@ class Sessions(Clock):
         if times is None:
             raise ClockError("got no times; the Sessions clock has no count of its own: pass times= of shape (T,), (B, T) or (B, H, T)")
         if isinstance(times, np.ndarray) and times.dtype.kind == "M":
-            times = self._from_datetime64(times)
+            times = counted(times, self.stamp_unit)
         stamps, first = exact_times(torch.as_tensor(times, device=device), origin, mask)
         if not stamps.numel():
-            return Reading(stamps.double(), first, last_given(stamps, mask, since))
+            return Reading(stamps.double(), first, last_given(stamps, mask, since), stamps)
         (now, part), (start, start_part) = self._split(stamps), self._split(first)
         low, high = (int(end) for end in torch.aminmax(torch.cat([now.flatten(), start.flatten()])))
         table = self._intervals(low, high, stamps.device)
         far = low < _FIRST or high >= _END
         (open_now, open_part), (open_start, open_start_part) = self._open(now, part, table, far), self._open(start, start_part, table, far)
-        ticks = self._in_per(open_now - open_start, open_part - open_start_part)
+        passed = self._counts(open_now - open_start, open_part - open_start_part)
+        ticks = self._in_per(passed)
         if self.closed:
-            ticks = self.closed * self._in_per(now - start, part - start_part) + (1 - self.closed) * ticks
-        return Reading(ticks, first, last_given(stamps, mask, since))
+            in_all = self._counts(now - start, part - start_part)
+            ticks = self.closed * self._in_per(in_all) + (1 - self.closed) * ticks
+            passed = self._weighed(in_all, passed)
+        counts = (self._counts(start, start_part) * self._share.denominator + passed).detach()
+        return Reading(ticks, first, last_given(stamps, mask, since), counts)
 
-    def _from_datetime64(self, times: np.ndarray) -> Tensor:
-        """Stamps as counts of the clock's unit, so that queries and keys may come in different resolutions."""
-        if bool(np.isnat(times).any()):
-            raise ClockError("got NaT among the times; expected a timestamp for every token: drop those rows or fill them")
-        name = {"min": "m", "d": "D", "w": "W"}.get(self.stamp_unit, self.stamp_unit)
-        stamps = times.astype(f"datetime64[{name}]")
-        if not bool((stamps.astype(times.dtype) == times).all()):
-            raise ClockError(
-                f"got {times.dtype} stamps that are no whole counts of {self.stamp_unit!r}, or beyond its range; "
-                "expected a unit that holds them: unit='ns' for the years 1678 to 2261, unit='us' for any"
-            )
-        return torch.from_numpy(stamps.astype(np.int64))
+    @property
+    def resolution(self) -> Fraction:
+        return 1 / (self._scale * seconds(self.per) * self._share.denominator)
+
+    @property
+    def _scale(self) -> int:
+        """Counts in a second; 1 where the unit is a second or longer."""
+        return seconds(self.stamp_unit).denominator
+
+    @property
+    def _share(self) -> Fraction:
+        """``closed`` as the short fraction that it was written as; 0 where there is none, and counts are then floating."""
+        share = Fraction(repr(self.closed))
+        return share if share.denominator <= 10_000 else Fraction(0)
+
+    def _weighed(self, in_all: Tensor, opened: Tensor) -> Tensor:
+        """closed * all + (1 - closed) * open, times the denominator of ``closed``: whole where that is a short fraction."""
+        share, whole = self._share, not (in_all.is_floating_point() or opened.is_floating_point())
+        if whole and share and int(in_all.abs().max()) < 2**62 // share.denominator:
+            return share.numerator * in_all + (share.denominator - share.numerator) * opened
+        return share.denominator * (self.closed * in_all.double() + (1 - self.closed) * opened.double())
 
     def _split(self, stamps: Tensor) -> tuple[Int[Tensor, "*clock T"], Tensor]:
         """Whole UTC seconds, and the rest: counts of the unit for integers, a fraction with its gradient for floats."""
@@ -174,19 +189,22 @@ class Sessions(Clock):
         end = closes[at]
         return beyond + before[at] + torch.minimum(now, end) - opens[at], torch.where(now < end, part, torch.zeros_like(part))
 
-    def _in_per(self, whole: Int[Tensor, "*clock T"], rest: Tensor) -> Tensor:
-        """Whole seconds and the rest in ``per``, rounded once: counts of the unit are added as integers."""
-        per = seconds(self.per)
+    def _counts(self, whole: Int[Tensor, "*clock T"], rest: Tensor) -> Tensor:
+        """Whole seconds and the rest in counts: whole ones of the unit, or seconds' worth of them for floating stamps."""
+        scale = self._scale
         if rest.is_floating_point():
-            return (whole.double() + rest) * float(per.denominator) / float(per.numerator)
-        scale = seconds(self.stamp_unit).denominator  # counts in a second; 1 where the unit is a second or longer
+            return (whole.double() + rest) * scale
         borrow = rest < 0
         whole, rest = whole - borrow.long(), torch.where(borrow, rest + scale, rest)
         # Nanoseconds in int64 reach 292 years; over a longer time, whole seconds are far more than float64 can tell apart.
         fits = whole.abs() < (2**63 - 1) // scale
-        counts = torch.where(fits, (whole * scale + rest).double(), whole.double() * scale)
-        ratio = 1 / (scale * per)
-        return counts * float(ratio.numerator) / float(ratio.denominator)
+        counts = whole * scale + rest
+        return counts if bool(fits.all()) else torch.where(fits, counts.double(), whole.double() * scale)
+
+    def _in_per(self, counts: Tensor) -> Tensor:
+        """Counts in ``per``, rounded once."""
+        ratio = 1 / (self._scale * seconds(self.per))
+        return counts.double() * float(ratio.numerator) / float(ratio.denominator)
 
 
 def _listed(days: Any, what: str) -> list[Any]:

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_difference
+from eigenclock.clocks.stamps import counted
 from eigenclock.clocks.units import seconds
 from eigenclock.errors import ClockError
-
-NS_DAYS = 106_750
-"""Days from 1970 that int64 nanoseconds reach."""
 
 
 class Timestamps(Clock):
@@ -21,7 +19,7 @@ class Timestamps(Clock):
     tau = (stamp - first stamp of the row) * unit / per; the difference is taken in int64 (or float64) before anything is rounded.
 
     Args:
-        unit: what one count of an int64 or float64 stamp is: ns, us, ms, s, min, h, d or w. numpy datetime64 brings its own.
+        unit: what one count of an int64 or float64 stamp is: ns, us, ms, s, min, h, d or w. numpy datetime64 is brought to it.
         per: the unit of rates, frequencies and durations.
         decreasing: "refuse" (default) or "sort" where stamps go back; sorting is stable, and results come back in the order given.
     Shape: times (T,), (B, T) or (B, H, T).
@@ -43,6 +41,10 @@ class Timestamps(Clock):
         options: dict[str, Any] = {"name": "timestamps", "unit": self.stamp_unit, "per": self.unit}
         return options | ({"decreasing": self.decreasing} if self.decreasing != "refuse" else {})
 
+    @property
+    def resolution(self) -> Fraction:
+        return seconds(self.stamp_unit) / seconds(self.per)
+
     def forward(
         self,
         times: Any = None,
@@ -57,20 +59,8 @@ class Timestamps(Clock):
     ) -> Reading:
         if times is None:
             raise ClockError("got no times; the Timestamps clock has no count of its own: pass times= of shape (T,), (B, T) or (B, H, T)")
-        ratio = seconds(self.stamp_unit) / seconds(self.per)
+        ratio = self.resolution
         if isinstance(times, np.ndarray) and times.dtype.kind == "M":
-            times, ratio = _from_datetime64(times, self.per)
+            times = counted(times, self.stamp_unit)
         reading = exact_difference(torch.as_tensor(times, device=device), origin, mask, since)
         return reading._replace(ticks=reading.ticks * float(ratio.numerator) / float(ratio.denominator))
-
-
-def _from_datetime64(times: np.ndarray, per: str) -> tuple[Tensor, Fraction]:
-    """Stamps as int64 nanoseconds, whatever the array's resolution (queries and keys may differ in it), and a nanosecond over ``per``."""
-    if bool(np.isnat(times).any()):
-        raise ClockError("got NaT among the times; expected a timestamp for every token: drop those rows or fill them")
-    if bool((np.abs(times.astype("datetime64[D]").astype(np.int64)) > NS_DAYS).any()):
-        raise ClockError(
-            "got datetime64 stamps before 1678 or after 2262, which do not fit nanoseconds; expected int64 counts of a coarser unit: "
-            "Timestamps('s') takes times.astype('datetime64[s]').astype('int64')"
-        )
-    return torch.from_numpy(times.astype("datetime64[ns]").astype(np.int64)), seconds("ns") / seconds(per)

@@ -33,17 +33,26 @@ def seconds(unit: str) -> Fraction:
 
 
 def duration(value: "float | str", unit: str | None) -> float:
-    """A duration in the unit of a clock: numbers are taken as they are, "30min" is converted.
+    """A duration in the unit of a clock, as :func:`exact_duration` reads it, rounded once.
+
+    >>> duration("30min", "s"), duration("1000 shares", "shares")
+    (1800.0, 1000.0)
+    """
+    return float(exact_duration(value, unit)) if isinstance(value, str) else float(value)
+
+
+def exact_duration(value: "float | str", unit: str | None) -> Fraction:
+    """A duration in the unit of a clock: numbers are taken as they are, "30min" is converted, and "0.1s" is a tenth of a second.
 
     Where the clock counts something other than time, text may name that unit and no other: "1000 shares".
 
     Raises: ConfigError where the text is no duration, or the clock counts steps and has no unit, or counts something else.
 
-    >>> duration("30min", "s"), duration("1000 shares", "shares")
-    (1800.0, 1000.0)
+    >>> exact_duration("100ms", "s")
+    Fraction(1, 10)
     """
     if not isinstance(value, str):
-        return float(value)
+        return Fraction(value)
     match = _DURATION.match(value)
     try:
         number = Fraction(match[1]) if match else None
@@ -60,8 +69,8 @@ def duration(value: "float | str", unit: str | None) -> float:
         )
     if unit not in SECONDS:
         if match[2] == unit:
-            return float(number)
+            return number
         raise ConfigError(
             f"got the duration {value!r} for a clock that counts {unit}; expected a number of {unit}, such as 1000 or '1000 {unit}'"
         )
-    return float(number * seconds(match[2]) / seconds(unit))
+    return number * seconds(match[2]) / seconds(unit)

@@ -58,6 +58,8 @@ def _heads(problem: Problem, queries: Tensor, keys: Tensor) -> Problem:
     return replace(
         problem, q=pick(problem.q), k=pick(problem.k), v=pick(problem.v), slope=None if problem.slope is None else problem.slope[queries],
         query_times=pick(problem.query_times), key_times=pick(problem.key_times),
+        query_counts=None if problem.query_counts is None else pick(problem.query_counts),
+        key_counts=None if problem.key_counts is None else pick(problem.key_counts),
         query_vectors=pick(problem.query_vectors), key_vectors=pick(problem.key_vectors),
         allowed=None if problem.allowed is None else pick(problem.allowed), split=replace(problem.split, turns=turns),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from eigenclock.attention.lower import Lowered, lower
 from eigenclock.attention.precision import refuses_growth, warn_of_growth
 from eigenclock.attention.problem import Problem
 from eigenclock.attention.tiled_op import tiled
-from eigenclock.attention.times import per_query_head, real_last, smooth, smooth_vectors, tokens_at
+from eigenclock.attention.times import per_query_head, real_last, settled, smooth_vectors, tokens_at
 
 Merged = tuple[Tensor, Tensor]
 """A softmax over some keys: output (B, H, T, D) and log-sum-exp (B, H, T)."""
@@ -59,7 +59,8 @@ def _tiles(problem: Problem) -> tuple[Tensor, Tensor | None]:
     if g != h and (learned_bias or _needs_own_keys(problem, low)):
         low = replace(low, k=low.k.repeat_interleave(h // g, 1), key_times=per_query_head(low.key_times, h))
         v = v.repeat_interleave(h // g, 1)
-        problem = replace(problem, key_times=per_query_head(problem.key_times, h))
+        counts = None if problem.key_counts is None else per_query_head(problem.key_counts, h)
+        problem = replace(problem, key_times=per_query_head(problem.key_times, h), key_counts=counts)
         low = replace(low, rate=_per_query_head(low.rate, h, g), nilpotent=_per_query_head(low.nilpotent, h, g))
     out, lse = _cross(problem, low, v) if problem.cross else _self(problem, low, v)
     return out[..., :width].to(dtype), (lse if dtype == torch.float64 else lse.float()) if problem.want_lse else None
@@ -119,7 +120,7 @@ def _self(problem: Problem, low: Lowered, v: Tensor) -> Merged:
     times = smooth_vectors(low.key_times, problem.documents, problem.key_mask) if in_order else low.key_times
     first = None
     if problem.span is not None:  # by the times as they came: only padding out of order is moved
-        plain = smooth(per_query_head(problem.key_times, low.q.shape[1]), None, problem.key_mask)
+        plain = settled(per_query_head(problem.span_times[1], low.q.shape[1]), problem.documents, problem.key_mask)
         first = first_in_span(plain, plain, problem.span, problem.documents)
     masks = _Masks(problem.documents, problem.documents, problem.key_mask, problem.allowed, first)
     query_times = per_query_head(times, low.q.shape[1])
@@ -187,12 +188,12 @@ def _continued(problem: Problem, low: Lowered, v: Tensor) -> Merged:
         mask, v = problem.key_mask.gather(-1, order), tokens_at(v, order)
         times, vectors = (tokens_at(x, order) for x in (low.key_times, problem.key_vectors))
         if problem.span is not None and vectors.ndim == 3:
-            vectors = smooth(vectors, None, mask)
+            vectors = settled(vectors, None, mask)
         low = replace(low, k=tokens_at(low.k, order), key_times=smooth_vectors(times, None, mask))
         problem = replace(problem, key_mask=mask, key_vectors=vectors, places=None)
     first = None
     if problem.span is not None:
-        query_times, key_times = problem.scalar_times
+        query_times, key_times = problem.span_times
         first = first_in_span(query_times, per_query_head(key_times, low.q.shape[1]), problem.span)
     masks = _Masks(key_mask=problem.key_mask, allowed=problem.allowed, first=first)
     return _call("continued", problem, low, v, low.query_times, low.key_times, masks)
@@ -200,13 +201,12 @@ def _continued(problem: Problem, low: Lowered, v: Tensor) -> Merged:
 
 def _staircase(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times: Tensor, key_times: Tensor) -> Merged:
     """Each query on the keys up to its time, both sides sorted first and results put back in order."""
-    allowed = problem.allowed
+    allowed, query_counts, key_counts = problem.allowed, *(problem.span_times if problem.span is not None else (None, None))
     if problem.key_mask is not None and (problem.ordered or problem.other_lifts):  # padding must not stretch the span of the keys
-        first = torch.where(problem.key_mask[:, None], key_times, torch.inf).amin(-1, keepdim=True)
-        first = torch.where(torch.isfinite(first), first, 0.0)
-        key_times = torch.where(problem.key_mask[:, None], key_times, first)
-    q, query_times, query_order = _sorted(low.q, query_times)
-    k, sorted_keys, key_order = _sorted(low.k, key_times)
+        key_times = _from_first(key_times, problem.key_mask)
+        key_counts = None if key_counts is None else _from_first(key_counts, problem.key_mask)
+    q, query_times, query_order = _sorted(low.q, query_times, query_counts)
+    k, sorted_keys, key_order = _sorted(low.k, key_times, key_counts)
     if key_order is not None:
         v = _gather(v, key_order)
     if allowed is not None:
@@ -227,7 +227,10 @@ def _staircase(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times
                 if key_order.shape[0] > 1
                 else key_mask[:, key_order[0, 0]]
             )
-    first = None if problem.span is None else first_in_span(query_times, sorted_keys, problem.span)
+    first = None
+    if problem.span is not None and query_counts is not None and key_counts is not None:
+        key_counts = per_query_head(_in(key_order, key_counts), q.shape[1])
+        first = first_in_span(_in(query_order, query_counts), key_counts, problem.span)
     masks = _Masks(key_mask=key_mask, allowed=allowed, first=first)
     out, lse = _call(plan, problem, replace(low, q=q, k=k), v, query_times[..., None], sorted_keys[..., None], masks)
     if query_order is not None:
@@ -236,12 +239,25 @@ def _staircase(plan: str, problem: Problem, low: Lowered, v: Tensor, query_times
     return out, lse
 
 
-def _sorted(x: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x and times in order of time, and the order; as they are where they are in order already."""
-    if times.shape[-1] < 2 or (not torch.compiler.is_compiling() and bool((times.detach().diff(dim=-1) >= 0).all())):
+def _from_first(times: Tensor, key_mask: Tensor) -> Tensor:
+    """Times (B|1, H|1, S) with the padding at the first real one of its row, at 0 where a row has none."""
+    top = torch.inf if times.is_floating_point() else torch.iinfo(times.dtype).max
+    first = torch.where(key_mask[:, None], times, top).amin(-1, keepdim=True)
+    return torch.where(key_mask[:, None], times, first.masked_fill(first == top, 0))
+
+
+def _sorted(x: Tensor, times: Tensor, counts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x and times in order of time (of the counts, where they tell more apart), and the order; as they are where they are in order."""
+    by = (times if counts is None else counts).detach()
+    if by.shape[-1] < 2 or (not torch.compiler.is_compiling() and bool((by.diff(dim=-1) >= 0).all())):
         return x, times, None
-    order = times.detach().argsort(dim=-1, stable=True)
-    return _gather(x, order), times.gather(-1, order), order
+    order = by.argsort(dim=-1, stable=True)
+    return _gather(x, order), _in(order, times), order
+
+
+def _in(order: Tensor | None, times: Tensor) -> Tensor:
+    """Times of each token in the order given."""
+    return times if order is None else times.gather(-1, order)
 
 
 def _gather(x: Tensor, order: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from fractions import Fraction
 
 from eigenclock.attention.cache.store import Store, axis_of, part_names
 from eigenclock.attention.cache.tape import Run
@@ -20,6 +21,7 @@ def save(cache: KVCache, path: str | os.PathLike[str]) -> None:
         "value_spec": cache.value_spec,
         "given": str(int(cache.given)),
         "unit": cache.unit or "",
+        "resolution": str(cache.resolution or ""),
     }
     about |= {"first": str(cache.store.first), "value_width": str(cache.value_width), "frame": json.dumps(cache.frame)}
     write_tensors(path, parts, about)
@@ -35,5 +37,6 @@ def load(path: str | os.PathLike[str]) -> KVCache:
     return KVCache(
         store=store, given=about["given"] == "1", value_width=int(about["value_width"]), spec=about["spec"],
         value_spec=about["value_spec"], unit=about["unit"] or None,
+        resolution=Fraction(about["resolution"]) if about.get("resolution") else None,
         frame=json.loads(about["frame"]), **own,  # type: ignore[arg-type]
     )  # fmt: skip

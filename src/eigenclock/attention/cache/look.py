@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.attention import ops
+from eigenclock.attention.bands import Span
 from eigenclock.attention.cache.law import Law
 from eigenclock.attention.cache.store import CHUNK, Run, Store
 from eigenclock.attention.times import per_query_head
@@ -20,10 +21,10 @@ Merged = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Queries:
-    """Turned queries behind the stored keys: q (B, H, T, D), times (B|1, H|1, T, W) for what decays, scalar (B|1, H|1, T) for biases and
-    windows, real (B|1, T). ``start``: the place of the first among the tokens; key j is before query i where j <= start + i, which
-    holds for all that are stored. window: keys by count, and ``count`` (B|1, T) how many real tokens there are up to each query; span:
-    by time."""
+    """Turned queries behind the stored keys: q (B, H, T, D), times (B|1, H|1, T, W) for what decays, scalar (B|1, H|1, T) for biases,
+    real (B|1, T). ``start``: the place of the first among the tokens; key j is before query i where j <= start + i, which holds for all
+    that are stored. window: keys by count, and ``count`` (B|1, T) how many real tokens there are up to each query; span: by time, which
+    compares ``stamps``, as scalar, in its place."""
 
     q: Tensor
     times: Tensor
@@ -32,8 +33,9 @@ class Queries:
     start: int
     scale: float
     window: int | None = None
-    span: float | None = None
+    span: Span | None = None
     count: Tensor | None = None
+    stamps: Tensor | None = None
 
     def rows(self, low: int, high: int) -> "Queries":
         """Some of the queries."""
@@ -41,14 +43,16 @@ class Queries:
         return Queries(
             self.q[:, :, cut], self.times[:, :, cut], self.scalar[:, :, cut], None if self.real is None else self.real[:, cut],
             self.start + low, self.scale, self.window, self.span, None if self.count is None else self.count[:, cut],
+            None if self.stamps is None else self.stamps[:, :, cut],
         )  # fmt: skip
 
     def earliest(self, times: Tensor) -> Tensor:
         """The first real time of each row, (B|1, H|1, 1, ...): between all stored keys and all queries."""
         if self.real is not None:
             real = self.real.reshape(self.real.shape[0], 1, -1, *(1,) * (times.ndim - 3))
-            first = torch.where(real, times, torch.inf).amin(2, keepdim=True)
-            return torch.where(first == torch.inf, times[:, :, :1], first).detach()
+            top = torch.inf if times.is_floating_point() else torch.iinfo(times.dtype).max
+            first = torch.where(real, times, top).amin(2, keepdim=True)
+            return torch.where(first == top, times[:, :, :1], first).detach()
         return times[:, :, :1].detach()
 
 
@@ -150,27 +154,35 @@ class _View:
         elif queries.window is not None and queries.count is not None:
             first = max(first, store.place_of(queries.count[:, 0] - queries.window))
         if queries.span is not None and len(store):
-            inside = queries.earliest(queries.scalar)[..., 0].amin() - store.ticks.tensor < queries.span
-            inside = inside.flatten(0, 1).any(0)
+            asked, keys = self.span_times(0, len(store))
+            inside = queries.span.holds(queries.earliest(asked), keys).flatten(0, 1).any(0)
             first = max(first, int(inside.long().argmax()) if bool(inside.any()) else len(store))
         return min(first, len(store))
+
+    def span_times(self, low: int, high: int) -> tuple[Tensor, Tensor]:
+        """What a window in time compares: of the queries, and of the keys low .. high (B|1, H|1, n)."""
+        store, stamps = self.store, self.queries.stamps
+        if stamps is None or store.counts is None:
+            asked, keys = self.queries.scalar, store.ticks.tensor
+        else:
+            asked, keys = stamps, store.counts.tensor
+        return asked.detach(), per_query_head(keys.detach()[:, :, low:high], self.queries.q.shape[1])
 
     def bias(self, queries: Queries, low: int, high: int, reduce: bool = True) -> tuple[Tensor | None, Tensor | None]:
         """The additive bias (B|1, H|1, 1|T, n) of the keys low .. high relative to the reference, and the rows that see one of them (with
         ``reduce`` off, the pairs themselves)."""
         store, device = self.store, queries.q.device
         seen: Tensor | None = None
-        ticks = (
-            per_query_head(self.of(store.ticks)[:, :, low:high], queries.q.shape[1]) if self.law.slope is not None or queries.span else None
-        )
+        ticks = None if self.law.slope is None else per_query_head(self.of(store.ticks)[:, :, low:high], queries.q.shape[1])
         if store.real is not None:
             seen = store.real.tensor[:, None, None, low:high]
         if low < store.first:
             seen = _also(seen, (torch.arange(low, high, device=device) >= store.first)[None, None, None])
         if queries.window is not None:
             seen = _also(seen, self.near(queries, queries.window, low, high))
-        if queries.span is not None and ticks is not None:
-            seen = _also(seen, queries.scalar[..., None] - ticks[:, :, None] < queries.span)
+        if queries.span is not None:
+            asked, keys = self.span_times(low, high)
+            seen = _also(seen, queries.span.holds(asked[..., None], keys[:, :, None]))
         kind = ops.bias_dtype(queries.q.dtype)
         bias = None
         if self.law.slope is not None and ticks is not None:

@@ -8,9 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from eigenclock.attention.cache.law import Law, law_of
-from eigenclock.attention.cache.store import Tokens, build_store
+from eigenclock.attention.cache.store import Store, Tokens, build_store
 from eigenclock.attention.cache.value import KVCache
 from eigenclock.attention.rotate import make_table, rotate
+from eigenclock.attention.times import counts_of
+from eigenclock.clocks import Clock
 from eigenclock.clocks.clock import carried, first_real, with_heads
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError, UnsupportedError
@@ -100,19 +102,20 @@ def move(cache: KVCache, encoding: Encoding, by: int | float | None, to: Any) ->
     if (by is None) == (to is None):
         raise ConfigError("got moved() with " + ("neither by= nor to=" if by is None else "both by= and to=") + "; expected one of them")
     if to is None:
-        return _shifted(cache, by)
+        return _shifted(cache, encoding.clock, by)
     origin = cache.origin
     if not cache.given and origin is not None:  # counts begin at 0, less the moves of all tokens at once
         origin = torch.full_like(origin, cache.frame)
     times = torch.as_tensor(to, device=cache.device)
-    ticks = with_heads(encoding.clock(times, origin=origin, device=cache.device).ticks)
+    reading = encoding.clock(times, origin=origin, device=cache.device)
+    ticks, counts = with_heads(reading.ticks), None if cache.store.counts is None else counts_of(encoding.clock, reading)
     old = cache.store.tokens()
     if ticks.shape[2] != len(old):
         raise ShapeError(f"got {ticks.shape[2]} times for {len(old)} stored tokens; expected one for each: (N,) or (B, N)")
     home_keys, home_at, home_times = _home(cache, old)
     split, law = law_of(encoding, home_keys, cache.value_width)
     turned = _turned(home_keys, ticks - home_times, split, law)
-    new = _standing(turned, home_at, home_times, ticks, old, law, encoding)
+    new = _standing(turned, home_at, home_times, ticks, replace(old, counts=counts), law, encoding)
     last = _last(ticks, old.real)
     if not cache.given and origin is not None:
         origin = -(last.to(origin.dtype) + 1)
@@ -121,7 +124,7 @@ def move(cache: KVCache, encoding: Encoding, by: int | float | None, to: Any) ->
     )
 
 
-def _shifted(cache: KVCache, by: int | float | None) -> KVCache:
+def _shifted(cache: KVCache, clock: Clock, by: int | float | None) -> KVCache:
     """All tokens moved alike: only differences reach a score, so it is the origin that moves."""
     if isinstance(by, bool) or not isinstance(by, int | float):
         raise ConfigError(f"got by={by!r}; expected a number, in the counts that times are given in")
@@ -130,7 +133,17 @@ def _shifted(cache: KVCache, by: int | float | None) -> KVCache:
         return replace(cache, frame=cache.frame + by)
     if not origin.is_floating_point() and by != int(by):
         origin = origin.double()
-    return replace(cache, origin=origin + (by if origin.is_floating_point() else int(by)))
+    new = origin + (by if origin.is_floating_point() else int(by))
+    return replace(cache, origin=new, store=_recounted(cache.store, clock, (origin, origin), (new, new)))
+
+
+def _recounted(store: Store, clock: Clock, old: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> Store:
+    """Stored counts that were read at a stamp under an origin, as those of another stamp under another origin."""
+    if store.counts is None:
+        return store
+    before, after = (counts_of(clock, clock(stamp, origin=origin, device=stamp.device)) for stamp, origin in (old, new))
+    assert before is not None and after is not None  # what a clock has counted once it counts again
+    return replace(store, counts=store.counts.map(lambda counts: counts + (after - before)))
 
 
 def join(cache: KVCache, other: KVCache, encoding: Encoding) -> KVCache:
@@ -144,7 +157,10 @@ def join(cache: KVCache, other: KVCache, encoding: Encoding) -> KVCache:
             f"got caches of {cache.batch} and {other.batch} rows, values of width {cache.value_width} and {other.value_width}, on "
             f"{cache.device} and {other.device}, with times {' and '.join(kinds)}; expected the same for both"
         )
-    tokens = other.store.tokens()
+    store = other.store
+    if other.origin is not None and cache.origin is not None:
+        store = _recounted(store, encoding.clock, (other.origin, other.origin), (other.origin, cache.origin))
+    tokens = store.tokens()
     keys, at, times = _home(other, tokens)
     split, law = law_of(encoding, keys, other.value_width)
     apart = _apart(cache, other, encoding)
@@ -204,7 +220,7 @@ def _standing(
 ) -> Tokens:  # fmt: skip
     """The moved tokens, standing no later than the last of them: a later query may look from there."""
     if law.still or at is None:
-        return Tokens(keys, old.values, None, ticks, old.real)
+        return Tokens(keys, old.values, None, ticks, old.real, old.counts)
     real = old.real
     steps = ticks.diff(dim=-1) if real is None else ticks.diff(dim=-1).masked_fill(~(real[:, None, 1:] & real[:, None, :-1]), 0.0)
     if bool((steps < 0).any()):
@@ -216,7 +232,7 @@ def _standing(
     if bool((back > 0).any()):
         _check_back(at - before[..., None], back, law, encoding)
         keys = law.keys(keys, -back)
-    return Tokens(keys, old.values, torch.minimum(there, limit), ticks, real)
+    return Tokens(keys, old.values, torch.minimum(there, limit), ticks, real, old.counts)
 
 
 def _check_back(stood: Tensor, back: Tensor, law: Law, encoding: Encoding) -> None:

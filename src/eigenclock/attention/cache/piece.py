@@ -10,7 +10,7 @@ from eigenclock.attention.cache.law import Law, lowered
 from eigenclock.attention.cache.store import Tokens
 from eigenclock.attention.lower import Lowered
 from eigenclock.attention.problem import Problem, build, check_tensors, read_mask
-from eigenclock.attention.times import Times, each_as_head, given_origin
+from eigenclock.attention.times import Times, counts_of, each_as_head, given_origin
 from eigenclock.attention.values import ValueSide, on_values
 from eigenclock.clocks import Clock
 from eigenclock.clocks.clock import Reading, carried, first_real, with_heads
@@ -61,17 +61,20 @@ def read_piece(
     ticks = with_heads(reading.ticks, clock.width)
     if ticks.shape[2] != t:
         raise ShapeError(f"got times for {ticks.shape[2]} tokens; expected {t}, the length of k and v")
+    known = cache is None or not len(cache.store) or cache.store.counts is not None  # a file of an older kind has none
+    counts = counts_of(clock, reading) if known else None
     problem = build(
         queries, k, v, encoding, times=times, key_times=None, x=x, key_x=None, causal=True, window=window, documents=None, mask=key_mask,
-        scale=scale, want_lse=want_lse, read=Times(ticks, ticks, given_origin(clock, reading, times)),
+        scale=scale, want_lse=want_lse, read=Times(ticks, ticks, given_origin(clock, reading, times), None, counts, counts),
     )  # fmt: skip
     _check_order(problem, cache, encoding)
     problem, side = on_values(problem, value_encoding)
     given, vectors = times is not None, problem.key_vectors
     if q is None:
         problem = replace(
-            problem, q=problem.q[:, :, :0], query_times=problem.query_times[:, :, :0], query_vectors=problem.query_vectors[:, :, :0]
-        )
+            problem, q=problem.q[:, :, :0], query_times=problem.query_times[:, :, :0], query_vectors=problem.query_vectors[:, :, :0],
+            query_counts=None if problem.query_counts is None else problem.query_counts[:, :, :0],
+        )  # fmt: skip
     turned, low, law = lowered(problem)
     if problem.biased:
         law = law.unturned(problem.k.shape[-1])
@@ -79,7 +82,7 @@ def read_piece(
     count = count if cache is None else cache.count + count
     if t:
         origin = _continued(clock.continued(Reading(vectors, reading.origin), given), count, given or clock.sums, clock.width)
-    tokens = _tokens(turned, low, law, problem)
+    tokens = _tokens(turned, low, law, problem, counts)
     return Piece(problem, low, law, tokens, _last(vectors, key_mask, cache), origin, _since(reading, encoding, cache), count, side)
 
 
@@ -117,7 +120,7 @@ def _padding(mask: Tensor | None, q: Tensor, t: int) -> Tensor | None:
     return key_mask
 
 
-def _tokens(turned: Problem, low: Lowered, law: Law, problem: Problem) -> Tokens:
+def _tokens(turned: Problem, low: Lowered, law: Law, problem: Problem, counts: Tensor | None) -> Tokens:
     """What is stored of the piece. Padding is zeros: whatever stood there is never multiplied."""
     keys = law.pad(problem.k if problem.biased else low.k).to(law.dtype)
     values, at, real = law.pad(problem.v).to(law.dtype), None, problem.key_mask
@@ -126,7 +129,7 @@ def _tokens(turned: Problem, low: Lowered, law: Law, problem: Problem) -> Tokens
     if real is not None:
         padded = ~real[:, None, :, None]
         keys, values = keys.masked_fill(padded, 0.0), values.masked_fill(padded, 0.0)
-    return Tokens(keys, values, at, turned.scalar_times[1], real)
+    return Tokens(keys, values, at, turned.scalar_times[1], real, counts)
 
 
 def _continued(origin: Tensor | None, count: Tensor, own: bool, width: int) -> Tensor | None:

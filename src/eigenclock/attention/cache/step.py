@@ -59,7 +59,7 @@ def cached_attention(
         x: activations of the new tokens, for clocks that are learned from them.
         mask: key padding (B, T) of the new tokens, True = a real token, wherever the padding stands. It is never seen, counts in no
             window and stops the index clock.
-        window: the query and the n - 1 tokens before it, padding left out, or a duration where the clock has a unit;
+        window: the query and the n - 1 tokens before it, padding left out, or a duration where the clock has a unit (t - s < window);
             :meth:`KVCache.evict` gives the memory of older tokens back.
         scale: 1/sqrt(D) of the head as given.
         return_lse: return (output, log-sum-exp) in place of the output.
@@ -130,7 +130,10 @@ def _queries(piece: Piece, store: Store, start: int) -> Queries:
     if problem.window is not None:
         own = torch.arange(1, low.q.shape[2] + 1, device=low.q.device)[None] if real is None else real.long().cumsum(-1)
         count = store.before(start)[:, None] + own
-    return Queries(low.q, low.query_times, problem.scalar_times[0], real, start, problem.scale, problem.window, problem.span, count)
+    return Queries(
+        low.q, low.query_times, problem.scalar_times[0], real, start, problem.scale, problem.window, problem.span, count,
+        problem.query_counts,
+    )  # fmt: skip
 
 
 def _merged(a: Merged, b: Merged) -> Merged:
@@ -149,7 +152,7 @@ def _on_all(problem: Problem, cache: KVCache) -> Problem:
     k, v = tokens.keys[..., : problem.k.shape[-1]], tokens.values[..., : problem.v.shape[-1]]
     return replace(
         problem, q=problem.q.to(k.dtype), k=k, v=v, query_times=place[None, None, n - t :], key_times=place[None, None],
-        key_vectors=tokens.ticks, cross=True, key_mask=tokens.real, allowed=allowed, window=None,
+        key_vectors=tokens.ticks, cross=True, key_mask=tokens.real, allowed=allowed, window=None, key_counts=tokens.counts,
     )  # fmt: skip
 
 

@@ -12,20 +12,22 @@ from eigenclock.attention.cache.tape import Run
 CHUNK = 256
 """Tokens of a closed chunk."""
 
-_ROWS = {"keys": 1, "values": 1, "anchors": 1, "open_keys": 0, "open_values": 0, "open_at": 0, "ticks": 0, "real": 0}
-_GROWS = {"keys": 0, "values": 0, "anchors": 0, "open_keys": 2, "open_values": 2, "open_at": 2, "ticks": 2, "real": 1}
+_ROWS = {"keys": 1, "values": 1, "anchors": 1, "open_keys": 0, "open_values": 0, "open_at": 0, "ticks": 0, "real": 0, "counts": 0}
+_GROWS = {"keys": 0, "values": 0, "anchors": 0, "open_keys": 2, "open_values": 2, "open_at": 2, "ticks": 2, "real": 1, "counts": 2}
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
     """Keys that were turned, and where they stand: keys and values (B, G, N, D), at (B|1, X|1, N, W) the times that the parts of each key
-    stand at (its own, or later: None where nothing decays), ticks (B|1, X|1, N), real (B|1, N)."""
+    stand at (its own, or later: None where nothing decays), ticks (B|1, X|1, N), real (B|1, N), counts (B|1, X|1, N): what a window in
+    time compares, None where the ticks are as good."""
 
     keys: Tensor
     values: Tensor
     at: Tensor | None
     ticks: Tensor
     real: Tensor | None
+    counts: Tensor | None = None
 
     def __len__(self) -> int:
         return self.keys.shape[2]
@@ -35,6 +37,7 @@ class Tokens:
         return Tokens(
             self.keys[:, :, index], self.values[:, :, index], None if self.at is None else self.at[:, :, index],
             self.ticks[:, :, index], None if self.real is None else self.real[:, index],
+            None if self.counts is None else self.counts[:, :, index],
         )  # fmt: skip
 
 
@@ -50,7 +53,7 @@ class Store:
         keys, values: (C, B, G, 256, D), chunks first, so that a row of chunks is one batch of a kernel.
         anchors: (C, B|1, X|1, 1, W), None where nothing decays or shears.
         open_keys, open_values: (B, G, n, D); open_at (B|1, X|1, n, W): what the keys of the open chunk stand at.
-        ticks: (B|1, X|1, N): the time of every token, for biases and windows. real (B|1, N): False is padding.
+        ticks: (B|1, X|1, N): the time of every token, for biases. real (B|1, N): False is padding. counts: as in Tokens.
         first: tokens at the start of the oldest chunk that were dropped with whole chunks before it.
     """
 
@@ -63,6 +66,7 @@ class Store:
     ticks: Run
     real: Run | None
     first: int = 0
+    counts: Run | None = None
 
     @classmethod
     def empty(cls, like: Tokens) -> "Store":
@@ -78,7 +82,7 @@ class Store:
         return cls(
             chunk(like.keys), chunk(like.values), None if at is None else Run.of(at.new_zeros(0, *at.shape[:2], 1, at.shape[3]), 0),
             none(like.keys, 2), none(like.values, 2), None if at is None else none(at, 2), none(like.ticks, 2),
-            None if like.real is None else none(like.real, 1),
+            None if like.real is None else none(like.real, 1), counts=None if like.counts is None else none(like.counts, 2),
         )  # fmt: skip
 
     @property
@@ -133,7 +137,8 @@ class Store:
             rows = new.real if new.real is not None else torch.ones(1, len(new), dtype=torch.bool, device=new.keys.device)
             real = real.append(rows)
         opened = replace(
-            self, ticks=self.ticks.append(new.ticks), real=real, open_keys=self.open_keys.append(new.keys, CHUNK),
+            self, ticks=self.ticks.append(new.ticks), real=real, counts=_counts(self.counts, new.counts),
+            open_keys=self.open_keys.append(new.keys, CHUNK),
             open_values=self.open_values.append(new.values, CHUNK),
             open_at=None if self.open_at is None or new.at is None else self.open_at.append(new.at, CHUNK),
         )  # fmt: skip
@@ -166,7 +171,7 @@ class Store:
         if chunks == len(self.keys):  # the open chunk has no place for hidden tokens
             shorter |= {name: run.part(rest, len(run)) for name, run in self.runs().items() if name.startswith("open")}
             gone, rest = gone + rest, 0
-        shorter |= {name: run.part(gone, len(run)) for name, run in self.runs().items() if name in ("ticks", "real")}
+        shorter |= {name: run.part(gone, len(run)) for name, run in self.runs().items() if name in ("ticks", "real", "counts")}
         return replace(self, first=rest, **shorter)
 
     def tokens(self) -> Tokens:
@@ -176,7 +181,8 @@ class Store:
             anchors = self.anchors.tensor
             at = _joined(_flat(anchors.expand(*anchors.shape[:3], CHUNK, -1)), self.open_at.tensor)
         keys, values = (_joined(_flat(a.tensor), b.tensor) for a, b in ((self.keys, self.open_keys), (self.values, self.open_values)))
-        whole = Tokens(keys, values, at, self.ticks.tensor, None if self.real is None else self.real.tensor)
+        real, counts = (None if run is None else run.tensor for run in (self.real, self.counts))
+        whole = Tokens(keys, values, at, self.ticks.tensor, real, counts)
         return whole.pick(torch.arange(self.first, len(self), device=keys.device)) if self.first else whole
 
 
@@ -203,6 +209,15 @@ def _chunks(x: Tensor) -> Tensor:
 def _flat(x: Tensor) -> Tensor:
     """(C, B, X, 256, W) as (B, X, C 256, W)."""
     return x.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+def _counts(old: Run | None, new: Tensor | None) -> Run | None:
+    """The counts of all tokens; none where a piece brought none."""
+    if old is None or new is None:
+        return None
+    if old.tensor.dtype != new.dtype:  # whole stamps before floating ones, or the other way round
+        old, new = old.map(torch.Tensor.double), new.double()
+    return old.append(new)
 
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:

@@ -3,18 +3,20 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from eigenclock.attention.bands import Span
 from eigenclock.attention.cache.law import law_of
 from eigenclock.attention.cache.piece import Piece, read_piece
 from eigenclock.attention.cache.store import Store, build_store
 from eigenclock.attention.kept import row_numbers
 from eigenclock.attention.state import text_of
-from eigenclock.clocks import duration
+from eigenclock.clocks import exact_duration
 from eigenclock.clocks.clock import carried, first_real
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ConfigError, ShapeError
@@ -42,7 +44,7 @@ class KVCache:
         value_width: the width of values.
         spec: the encoding as text, to refuse another one.
         value_spec: what values are turned by, as text, empty where they are as they came.
-        unit: the unit of its clock, None where it counts steps.
+        unit: the unit of its clock, None where it counts steps. resolution: what one count of a stamp is in it, exactly.
         frame: how far :meth:`moved` has moved a count as a whole.
         home_keys, home_at, home_times: after :meth:`moved`, the oldest keys as they were stored first, and the times they had then:
             every move starts from those, so that rounding does not add up.
@@ -67,6 +69,7 @@ class KVCache:
     spec: str
     value_spec: str = ""
     unit: str | None = None
+    resolution: Fraction | None = None
     frame: int | float = 0
     home_keys: Tensor | None = None
     home_at: Tensor | None = None
@@ -161,7 +164,8 @@ class KVCache:
         Raises: ConfigError where ``keep`` is no number of tokens, or a duration that the clock does not know.
         """
         if isinstance(keep, str):
-            count = self._beyond(duration(keep, self.unit))
+            counted = self.store.counts is not None
+            count = self._beyond(Span.of(exact_duration(keep, self.unit), self.resolution if counted else None))
         else:
             if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
                 raise ConfigError(f"got keep={keep!r}; expected a number of tokens, at least 0, or a duration such as '30min'")
@@ -170,16 +174,16 @@ class KVCache:
         home = {name: x[:, :, count:] for name, x in self._homes().items()}
         return replace(self, store=self.store.dropped(count), **home) if count else self
 
-    def _beyond(self, span: float) -> int:
+    def _beyond(self, span: Span) -> int:
         """Tokens at the start that lie a span or more before the last real one of every row."""
         store = self.store
-        ticks = store.ticks.tensor[:, :, store.first :]
+        ticks = (store.ticks if store.counts is None else store.counts).tensor[:, :, store.first :]
         if not ticks.shape[-1]:
             return 0
         last, real = ticks[..., -1:], None if store.real is None else store.real.tensor[:, store.first :]
         if real is not None:
             last = carried(ticks, first_real(ticks, real), real)[..., -1:]
-        reached = last - ticks < span
+        reached = span.holds(last, ticks)
         reached = (reached if real is None else reached & real[:, None]).flatten(0, 1).any(0)
         return int(reached.long().argmax()) if bool(reached.any()) else len(self)
 
@@ -278,7 +282,8 @@ def grown(cache: KVCache | None, piece: Piece, encoding: Encoding, given: bool, 
         return replace(cache, store=store, **facts)
     return KVCache(
         store=store, given=given, value_width=piece.problem.v.shape[-1], spec=text_of(encoding),
-        value_spec="" if value_encoding is None else text_of(value_encoding), unit=encoding.clock.unit, **facts,
+        value_spec="" if value_encoding is None else text_of(value_encoding), unit=encoding.clock.unit,
+        resolution=encoding.clock.resolution, **facts,
     )  # fmt: skip
 
 
