@@ -10,7 +10,8 @@ from eigenclock.attention.bands import Span
 from eigenclock.attention.documents import Boundaries, read_ids
 from eigenclock.attention.hidden import without_hidden
 from eigenclock.attention.times import Times, along_order, check_order, for_queries, per_query_head, read_times
-from eigenclock.clocks import exact_duration
+from eigenclock.clocks import exact_duration, is_duration
+from eigenclock.clocks.units import Lapse
 from eigenclock.encodings import Encoding, Weights
 from eigenclock.encodings.outside import Outside, Pairs, absolute, place
 from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError, UnsupportedError
@@ -114,7 +115,7 @@ def needs_order(split: Split, lifts: tuple[Lift, ...]) -> bool:
 
 def build(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, times: Any, key_times: Any, x: Tensor | None, key_x: Tensor | None,
-    causal: bool, window: int | str | None, documents: Tensor | Boundaries | None, mask: Tensor | None,
+    causal: bool, window: int | Lapse | None, documents: Tensor | Boundaries | None, mask: Tensor | None,
     scale: float | None, want_lse: bool = False, read: Times | None = None, before: Tensor | None = None, opens: Tensor | None = None,
 ) -> Problem:  # fmt: skip
     """Check a call and read its times, unless they are ``read`` already: then ``before`` is the time of the token before them, and
@@ -298,10 +299,10 @@ def _read_documents(documents: Tensor | None, b: int, t: int, cross: bool) -> Te
     return runs
 
 
-def _read_window(window: int | str | None, encoding: Encoding, counted: bool) -> tuple[int | None, Span | None]:
+def _read_window(window: int | Lapse | None, encoding: Encoding, counted: bool) -> tuple[int | None, Span | None]:
     if window is None:
         return None, None
-    if isinstance(window, str):
+    if is_duration(window):
         size = exact_duration(window, encoding.clock.unit)
         if size <= 0:
             raise ConfigError(f"got window={window!r}; expected a duration above 0")

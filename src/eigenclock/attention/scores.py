@@ -12,6 +12,7 @@ from eigenclock.attention.masks import dense_visible
 from eigenclock.attention.problem import Problem, build
 from eigenclock.attention.times import per_query_head
 from eigenclock.attention.weighing import at_the_token_before, current, weighed_logits
+from eigenclock.clocks.units import Lapse
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
 from eigenclock.theory import Lift, Zero
@@ -30,7 +31,7 @@ def scores(
     x: Tensor | None = None,
     key_x: Tensor | None = None,
     causal: bool = True,
-    window: int | str | None = None,
+    window: int | Lapse | None = None,
     documents: Tensor | Boundaries | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,

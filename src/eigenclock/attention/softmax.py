@@ -11,6 +11,7 @@ from eigenclock.attention.capability import Explanation
 from eigenclock.attention.documents import Boundaries
 from eigenclock.attention.problem import Problem, build
 from eigenclock.attention.values import on_values
+from eigenclock.clocks.units import Lapse
 from eigenclock.encodings import Encoding
 from eigenclock.errors import UnsupportedError
 from eigenclock.registry import lookup
@@ -19,7 +20,7 @@ from eigenclock.registry import lookup
 @overload
 def attention(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S V"], encoding: Encoding, *, times: Any = None,
-    key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | str | None = None,
+    key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | Lapse | None = None,
     documents: Int[Tensor, "*batch T"] | Boundaries | None = None, mask: Tensor | None = None, scale: float | None = None,
     backend: str = "auto", return_lse: Literal[False] = False, value_encoding: Encoding | None = None,
 ) -> Float[Tensor, "B H T V"]: ...  # fmt: skip
@@ -28,7 +29,7 @@ def attention(
 @overload
 def attention(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G S D"], v: Float[Tensor, "B G S V"], encoding: Encoding, *, times: Any = None,
-    key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | str | None = None,
+    key_times: Any = None, x: Tensor | None = None, key_x: Tensor | None = None, causal: bool = True, window: int | Lapse | None = None,
     documents: Int[Tensor, "*batch T"] | Boundaries | None = None, mask: Tensor | None = None, scale: float | None = None,
     backend: str = "auto", return_lse: Literal[True], value_encoding: Encoding | None = None,
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T"]]: ...  # fmt: skip
@@ -45,7 +46,7 @@ def attention(
     x: Tensor | None = None,
     key_x: Tensor | None = None,
     causal: bool = True,
-    window: int | str | None = None,
+    window: int | Lapse | None = None,
     documents: Int[Tensor, "*batch T"] | Boundaries | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
@@ -120,7 +121,7 @@ def explain(
     x: Tensor | None = None,
     key_x: Tensor | None = None,
     causal: bool = True,
-    window: int | str | None = None,
+    window: int | Lapse | None = None,
     documents: Int[Tensor, "*batch T"] | Boundaries | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,

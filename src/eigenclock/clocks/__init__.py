@@ -9,7 +9,7 @@ from eigenclock.clocks.index import Index
 from eigenclock.clocks.selective import Selective
 from eigenclock.clocks.sessions import Sessions
 from eigenclock.clocks.timestamps import Timestamps
-from eigenclock.clocks.units import duration, exact_duration
+from eigenclock.clocks.units import duration, duration_text, exact_duration, is_duration
 
 CLOCKS: dict[str, type[Clock]] = {
     "index": Index,
@@ -24,5 +24,5 @@ CLOCKS: dict[str, type[Clock]] = {
 
 __all__ = [
     "CLOCKS", "Axes", "Clock", "Column", "Cumulative", "Documents", "Index", "Reading", "Sessions", "Timestamps", "duration",
-    "exact_duration",
+    "duration_text", "exact_duration", "is_duration",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.clocks.clock import Clock, Reading, exact_difference
+from eigenclock.clocks.stamps import as_times
 from eigenclock.errors import ClockError, ConfigError, ShapeError
 
 
@@ -58,7 +59,7 @@ class Axes(Clock):
                 f"got no times; the clock of the axes {', '.join(self.names)} has no count of its own: "
                 f"pass times= of shape (T, {self.width}), (B, T, {self.width}) or (B, H, T, {self.width})"
             )
-        times = torch.as_tensor(times, device=device)
+        times = as_times(times, None, device)
         if times.ndim < 2 or times.shape[-1] != self.width:
             raise ShapeError(
                 f"got times of shape {tuple(times.shape)}; expected a last axis of size {self.width}, one number for each of "

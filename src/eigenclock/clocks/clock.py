@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from eigenclock.errors import ClockError, ConfigError, ShapeError
+from eigenclock.theory.numbers import spacing
 
 
 class Reading(NamedTuple):
@@ -37,6 +38,7 @@ class Clock(nn.Module):
     """
 
     unit: str | None = None
+    stamp_unit: str | None = None  # what whole stamps count, for clocks that read timestamps
     width: int = 1
     signed: bool = False  # whether time may go back by the clock's own making
     sums: bool = False  # whether a time is a sum along the sequence: queries must be tokens of the keys' own, and pieces hand on ``since``
@@ -143,11 +145,11 @@ def check_precision(times: Tensor) -> None:
     gaps = gaps[gaps > 0]
     if in_range and gaps.numel() == 0:
         return  # ties are ordinary data; beyond the range they may be different times that rounding made equal
-    spacing = top * info.eps
-    if gaps.numel() == 0 or spacing > 0.01 * float(gaps.median()):
+    step = spacing(top, times.dtype)
+    if gaps.numel() == 0 or step > 0.01 * float(gaps.median()):
         typical = f"a median gap of {float(gaps.median()):.3g}" if gaps.numel() else "no two different times"
         raise ClockError(
-            f"got times in {str(times.dtype).removeprefix('torch.')} up to {top:.6g}, where neighbouring numbers are {spacing:.3g} apart, "
+            f"got times in {str(times.dtype).removeprefix('torch.')} up to {top:.6g}, where neighbouring numbers are {step:.3g} apart, "
             f"with {typical}: "
             "the differences are already lost; give the original int64 or float64 times (the origin is subtracted exactly)"
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_difference
+from eigenclock.clocks.stamps import as_times
 from eigenclock.errors import ClockError, ConfigError
 
 
@@ -63,4 +64,4 @@ class Column(Clock):
                 f"got no times; the Column clock has no count of its own: pass the running total of {self.unit} as times= "
                 "of shape (T,), (B, T) or (B, H, T)"
             )
-        return exact_difference(torch.as_tensor(times, device=device), origin, mask, since)
+        return exact_difference(as_times(times, None, device), origin, mask, since)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.clocks.clock import Clock, Reading, after_count, check_decreasing, exact_difference
+from eigenclock.clocks.stamps import as_times
 from eigenclock.errors import ShapeError
 
 
@@ -43,7 +44,7 @@ class Index(Clock):
         device: torch.device | None = None,
     ) -> Reading:
         if times is not None:
-            return exact_difference(torch.as_tensor(times, device=device), origin, mask, since)
+            return exact_difference(as_times(times, None, device), origin, mask, since)
         if mask is not None:
             count = mask.long().cumsum(-1) - 1
             # From 0 at the first real token: padding before it stands at -1, so that a piece of padding alone counts nothing.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eigenclock.clocks.calendar import ERA, FAR, YEARS, Calendar, new_year, read_date
 from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_times, last_given
-from eigenclock.clocks.stamps import counted
+from eigenclock.clocks.stamps import as_times
 from eigenclock.clocks.units import seconds
 from eigenclock.errors import ClockError, ConfigError
 
@@ -55,6 +55,8 @@ class Sessions(Clock):
     >>> clock(np.array([friday, saturday, monday], dtype="datetime64[s]")).ticks
     tensor([0., 1., 2.], dtype=torch.float64)
     """
+
+    stamp_unit: str
 
     def __init__(
         self,
@@ -106,9 +108,7 @@ class Sessions(Clock):
     ) -> Reading:
         if times is None:
             raise ClockError("got no times; the Sessions clock has no count of its own: pass times= of shape (T,), (B, T) or (B, H, T)")
-        if isinstance(times, np.ndarray) and times.dtype.kind == "M":
-            times = counted(times, self.stamp_unit)
-        stamps, first = exact_times(torch.as_tensor(times, device=device), origin, mask)
+        stamps, first = exact_times(as_times(times, self.stamp_unit, device), origin, mask)
         if not stamps.numel():
             return Reading(stamps.double(), first, last_given(stamps, mask, since), stamps)
         (now, part), (start, start_part) = self._split(stamps), self._split(first)

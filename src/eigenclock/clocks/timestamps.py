@@ -3,12 +3,11 @@
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from eigenclock.clocks.clock import Clock, Reading, check_decreasing, exact_difference
-from eigenclock.clocks.stamps import counted
+from eigenclock.clocks.stamps import as_times
 from eigenclock.clocks.units import seconds
 from eigenclock.errors import ClockError
 
@@ -29,6 +28,8 @@ class Timestamps(Clock):
     >>> Timestamps("ns")(stamps).ticks
     tensor([0.0000, 0.3000], dtype=torch.float64)
     """
+
+    stamp_unit: str
 
     def __init__(self, unit: str = "ns", per: str = "s", decreasing: str = "refuse"):
         super().__init__()
@@ -60,7 +61,5 @@ class Timestamps(Clock):
         if times is None:
             raise ClockError("got no times; the Timestamps clock has no count of its own: pass times= of shape (T,), (B, T) or (B, H, T)")
         ratio = self.resolution
-        if isinstance(times, np.ndarray) and times.dtype.kind == "M":
-            times = counted(times, self.stamp_unit)
-        reading = exact_difference(torch.as_tensor(times, device=device), origin, mask, since)
+        reading = exact_difference(as_times(times, self.stamp_unit, device), origin, mask, since)
         return reading._replace(ticks=reading.ticks * float(ratio.numerator) / float(ratio.denominator))

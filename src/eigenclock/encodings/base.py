@@ -184,7 +184,7 @@ class Recipe(Encoding):
         self.usual_clock = {"name": "index"} if usual_clock is None else usual_clock.spec()
         self.clock = clock_or_index(usual_clock if clock is None else clock)
         given = {key: value for key, value in options.items() if value is not None}
-        self.options = {key: value if callable(value) else plain(value) for key, value in given.items()}
+        self.options = {key: value if callable(value) else plain(value, key) for key, value in given.items()}
         self.values = nn.ModuleDict(parameters)
         self._content, self._lift, self._weigh, self._weighs, self._outside = content, lift, weigh, weighs, outside
         if isinstance(self.clock, Cumulative):

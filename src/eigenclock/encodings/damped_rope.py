@@ -5,7 +5,7 @@ from typing import Any
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter
-from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn, read_rates
+from eigenclock.encodings.rates import Numbers, even, fit_rows, given_as, read_learn, read_rates
 from eigenclock.encodings.rope import read_spectrum
 from eigenclock.encodings.rotary import Rotary
 from eigenclock.schedules import retnet_rates
@@ -49,7 +49,7 @@ def damped_rope(
     rates = read_rates(rate, half_life, pairs, clock)
     if rates is None:
         rates = retnet_rates()(rows[0]).values[:, None].expand(-1, pairs)
-    rates = fit_rows(rates, pairs, rows, "rate", "rate" in chosen)
+    rates = fit_rows(rates, pairs, rows, given_as(half_life), "rate" in chosen)
     Rotation(spectrum.values, pairing)  # refuses an unknown pairing here
     options: dict[str, Any] = {"theta": theta, "freq": freq, "rate": rate, "half_life": half_life, "learn": list(chosen) or None}
     if pairing != "interleaved":

@@ -5,7 +5,7 @@ from typing import Any
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter
-from eigenclock.encodings.rates import Numbers, fit_rows, read_learn, read_rates
+from eigenclock.encodings.rates import Numbers, fit_rows, given_as, read_learn, read_rates
 from eigenclock.errors import ConfigError
 from eigenclock.theory import Decay, Generator
 
@@ -42,7 +42,7 @@ def decay(
     learned = "rate" in chosen
     scalar = rates.shape[-1] == 1 and not learned  # a multiple of the identity commutes with everything
     rows = (kv_heads or heads, heads)
-    values = fit_rows(rates, 1 if scalar else head_dim, rows, "rate", learned)
+    values = fit_rows(rates, 1 if scalar else head_dim, rows, given_as(half_life), learned)
     options: dict[str, Any] = {"rate": rate, "half_life": half_life, "learn": list(chosen) or None}
     return Recipe(
         "decay",

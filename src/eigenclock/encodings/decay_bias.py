@@ -5,7 +5,7 @@ from typing import Any
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter
-from eigenclock.encodings.rates import Numbers, fit_rows, read_learn, read_rates
+from eigenclock.encodings.rates import Numbers, fit_rows, given_as, read_learn, read_rates
 from eigenclock.errors import ConfigError
 from eigenclock.theory import Generator, Lift, Zero, linear_bias
 
@@ -39,7 +39,7 @@ def decay_bias(
     rates = read_rates(rate, half_life, heads, clock)
     if rates is None:
         raise ConfigError("got neither rate nor half_life; expected one of them, for example half_life=(4, 512)")
-    values = fit_rows(rates, heads, (1,), "rate", "rate" in chosen).reshape(-1).expand(heads).clone()
+    values = fit_rows(rates, heads, (1,), given_as(half_life), "rate" in chosen).reshape(-1).expand(heads).clone()
     options: dict[str, Any] = {"rate": rate, "half_life": half_life, "learn": list(chosen) or None}
     return Recipe(
         "decay_bias",

@@ -8,7 +8,7 @@ import torch
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter, as_numbers
-from eigenclock.encodings.rates import Numbers, even, fit_rows, read_learn, read_rates
+from eigenclock.encodings.rates import Numbers, even, fit_rows, given_as, read_learn, read_rates
 from eigenclock.encodings.rope import read_frequencies
 from eigenclock.errors import ConfigError, GrowthError
 from eigenclock.theory import Conjugate, Decay, Generator
@@ -60,7 +60,9 @@ def hyperbolic(
     else:
         boosts = read_frequencies(theta, boost, pairs, rows, "boost" in chosen)
     rates = read_rates(rate, half_life, pairs, clock)
-    excess = torch.zeros_like(boosts) if rates is None else fit_rows(rates, pairs, rows, "rate", "rate" in chosen) - boosts.abs()
+    excess = (
+        torch.zeros_like(boosts) if rates is None else fit_rows(rates, pairs, rows, given_as(half_life), "rate" in chosen) - boosts.abs()
+    )
     if bool((excess < -1e-12 * boosts.abs()).any()):
         raise GrowthError(
             f"got a boost that exceeds its rate by {float(-excess.min()):.3g}; expected rate >= |boost|: the eigenvalue -rate + |boost| "

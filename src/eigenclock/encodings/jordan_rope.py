@@ -5,7 +5,7 @@ from typing import Any, cast
 from eigenclock.clocks import Clock
 from eigenclock.encodings.base import Encoding, Recipe, Values
 from eigenclock.encodings.parameter import Parameter, as_numbers
-from eigenclock.encodings.rates import Numbers, fit_rows, read_learn, read_rates
+from eigenclock.encodings.rates import Numbers, fit_rows, given_as, read_learn, read_rates
 from eigenclock.encodings.rope import read_frequencies
 from eigenclock.errors import ConfigError, ShapeError
 from eigenclock.theory import Generator, Jordan
@@ -81,7 +81,7 @@ def jordan_rope(
         raise ConfigError("got both theta and freq; expected one of them")
     frequencies = read_frequencies(theta, freq, blocks if freq is not None else head_dim // 2, rows, "freq" in chosen)[..., :blocks]
     rates, shears = _read_regime(length, c, eta, rate, half_life, blocks, clock)
-    rates = fit_rows(rates, blocks, rows, "rate", "rate" in chosen)
+    rates = fit_rows(rates, blocks, rows, given_as(half_life) if length is None else "c", "rate" in chosen)
     shears = fit_rows(shears, blocks, rows, "eta", "eta" in chosen)
     options: dict[str, Any] = {"order": order if order != 2 else None, "length": length, "c": c, "eta": eta, "rate": rate}
     options |= {"half_life": half_life, "theta": theta, "freq": freq, "learn": list(chosen) or None}
@@ -109,7 +109,7 @@ def _read_regime(
         raise ConfigError("got length together with rate or half_life; expected c (rate = c / length), or the raw regime without length")
     if not length > 0:
         raise ConfigError(f"got length={length}; expected the training length, above 0")
-    scaled = read_rates(1.0 if c is None else c, None, blocks, clock)
+    scaled = read_rates(1.0 if c is None else c, None, blocks, clock, "c")
     return scaled / length, _row(1.0 if eta is None else eta, "eta") / length  # type: ignore[operator]
 
 

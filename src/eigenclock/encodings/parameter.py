@@ -1,5 +1,6 @@
 """The numbers of an encoding: fixed ones that no cast can touch, learned ones behind a declared constraint."""
 
+import datetime as dt
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from eigenclock.clocks import duration_text
 from eigenclock.errors import ConfigError
 from eigenclock.theory.numbers import exact, keeping_dtype
 
@@ -106,16 +108,21 @@ def _listed(value: Any) -> Any:
     return [_listed(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def plain(value: Any) -> Any:
-    """A value as plain data (numbers, text, lists) that JSON and a spec string can carry."""
+def plain(value: Any, what: str = "the options of an encoding") -> Any:
+    """A value as plain data (numbers, text, lists) that JSON and a spec string can carry.
+
+    Raises: ConfigError where a number is not finite, naming ``what`` it was given as.
+    """
     if isinstance(value, torch.Tensor):
-        return plain(value.detach().cpu().tolist())
+        return plain(value.detach().cpu().tolist(), what)
+    if isinstance(value, dt.timedelta | np.timedelta64):
+        return duration_text(value)
     if hasattr(value, "tolist"):  # numpy scalars and arrays
-        return plain(value.tolist())
+        return plain(value.tolist(), what)
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [plain(v, what) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"got {value} in the options of an encoding; expected finite numbers")
+        raise ConfigError(f"got {value} in {what}; expected finite numbers")
     return value
 
 

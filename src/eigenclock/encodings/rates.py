@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from eigenclock.clocks import CLOCKS, Clock, Index, duration
+from eigenclock.clocks import CLOCKS, Clock, Index, duration, is_duration
 from eigenclock.encodings.parameter import as_numbers
 from eigenclock.errors import ConfigError, GrowthError, ShapeError
 from eigenclock.registry import nearest
@@ -27,11 +27,11 @@ def clock_or_index(clock: Clock | None) -> Clock:
     raise ConfigError(f"got clock={clock!r}; expected a Clock such as ec.Index() or ec.Timestamps('ns'){hint}")
 
 
-def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | None) -> Tensor | None:
+def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | None, name: str = "rate") -> Tensor | None:
     """Rates in float64, (1,), (columns,) or (heads, columns); None where neither is given.
 
     rate = ln 2 / half-life. ``rate`` may be a schedule, which gives one rate per column. ``half_life`` takes durations such as "30min"
-    where the clock has a unit, and (lo, hi) spreads the half-lives geometrically over the columns, the fastest first.
+    or timedeltas where the clock has a unit, and (lo, hi) spreads the half-lives geometrically over the columns, the fastest first.
 
     Raises: ConfigError where both are given or a number is not one; GrowthError where a rate is negative.
     """
@@ -39,10 +39,10 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | N
     if rate is not None and half_life is not None:
         raise ConfigError("got both rate and half_life; expected one of them (rate = ln 2 / half_life)")
     if rate is not None:
-        rates = scheduled(rate, columns, "rate") if callable(rate) else as_numbers(rate, "rate")
+        rates = scheduled(rate, columns, name) if callable(rate) else as_numbers(rate, name)
         if bool((rates < 0).any()):
             raise GrowthError(
-                f"got a rate of {float(rates.min()):g}; expected rates >= 0 (exp(-rate * t)): a snippet's alpha <= 0 is minus this rate"
+                f"got {name}={float(rates.min()):g}; expected rates >= 0 (exp(-rate * t)): a snippet's alpha <= 0 is minus this rate"
             )
         return rates.reshape(1) if rates.ndim == 0 else rates
     if half_life is None:
@@ -51,9 +51,14 @@ def read_rates(rate: Numbers, half_life: Numbers, columns: int, clock: Clock | N
         return half_lives(*(duration(h, unit) for h in half_life))(columns).values
     lives = as_numbers(_durations(half_life, unit), "half_life")
     if bool((lives <= 0).any()):
-        raise ConfigError(f"got a half-life of {float(lives.min()):g}; expected times above 0")
+        raise ConfigError(f"got half_life={float(lives.min()):g}; expected times above 0")
     rates = math.log(2) / lives
     return rates.reshape(1) if rates.ndim == 0 else rates
+
+
+def given_as(half_life: Numbers) -> str:
+    """What the caller named who gave decays: "half_life" or "rate"."""
+    return "rate" if half_life is None else "half_life"
 
 
 def scheduled(schedule: Any, columns: int, what: str) -> Tensor:
@@ -78,7 +83,7 @@ def durations(value: Any, clock: Clock | None) -> Any:
 def _durations(value: Any, unit: str | None) -> Any:
     if isinstance(value, list | tuple):
         return [_durations(v, unit) for v in value]
-    return duration(value, unit) if isinstance(value, str) else value
+    return duration(value, unit) if is_duration(value) else value
 
 
 def fit_rows(numbers: Tensor, columns: int, rows: tuple[int, ...], what: str, expand: bool) -> Tensor:
@@ -122,4 +127,4 @@ def even(width: int, what: str) -> int:
     return width // 2
 
 
-__all__ = ["Numbers", "clock_or_index", "durations", "even", "fit_rows", "read_learn", "read_rates", "scheduled"]
+__all__ = ["Numbers", "clock_or_index", "durations", "even", "fit_rows", "given_as", "read_learn", "read_rates", "scheduled"]

@@ -1,5 +1,6 @@
 """Numbers made in Python or numpy, kept from every initialiser that wraps constructors of torch."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,3 +33,13 @@ def keeping_dtype(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return moved if moved.dtype == t.dtype else t.to(moved.device)
 
     return keep
+
+
+def spacing(value: float, dtype: torch.dtype) -> float:
+    """How far a dtype's numbers are apart at a value: its unit in the last place.
+
+    >>> spacing(472_223.0, torch.float32), spacing(1_764_547_200.0, torch.float32)
+    (0.03125, 128.0)
+    """
+    info = torch.finfo(dtype)
+    return max(2.0 ** (math.frexp(value)[1] - 1), info.tiny) * info.eps

@@ -14,6 +14,7 @@ from eigenclock.attention.rotate import make_table, rotate
 from eigenclock.attention.times import counts_of
 from eigenclock.clocks import Clock
 from eigenclock.clocks.clock import carried, first_real, with_heads
+from eigenclock.clocks.stamps import as_times
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ClockError, ConfigError, GrowthError, ShapeError, UnsupportedError
 from eigenclock.theory import Split
@@ -106,7 +107,7 @@ def move(cache: KVCache, encoding: Encoding, by: int | float | None, to: Any) ->
     origin = cache.origin
     if not cache.given and origin is not None:  # counts begin at 0, less the moves of all tokens at once
         origin = torch.full_like(origin, cache.frame)
-    times = torch.as_tensor(to, device=cache.device)
+    times = as_times(to, encoding.clock.stamp_unit, cache.device)
     reading = encoding.clock(times, origin=origin, device=cache.device)
     ticks, counts = with_heads(reading.ticks), None if cache.store.counts is None else counts_of(encoding.clock, reading)
     old = cache.store.tokens()

@@ -14,6 +14,7 @@ from eigenclock.attention.times import Times, counts_of, each_as_head, given_ori
 from eigenclock.attention.values import ValueSide, on_values
 from eigenclock.clocks import Clock
 from eigenclock.clocks.clock import Reading, carried, first_real, with_heads
+from eigenclock.clocks.units import Lapse
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ClockError, ShapeError, UnsupportedError
 
@@ -43,7 +44,7 @@ class Piece:
 
 def read_piece(
     cache: "KVCache | None", q: Tensor | None, k: Tensor, v: Tensor, encoding: Encoding, *, times: Any, x: Tensor | None,
-    mask: Tensor | None, window: int | str | None = None, scale: float | None = None, want_lse: bool = False,
+    mask: Tensor | None, window: int | Lapse | None = None, scale: float | None = None, want_lse: bool = False,
     value_encoding: Encoding | None = None,
 ) -> Piece:  # fmt: skip
     """Read times from where the cache stopped, check everything, turn keys (and queries, where there are any)."""

@@ -14,13 +14,14 @@ from eigenclock.attention.cache.value import KVCache, check_cache, check_dtype, 
 from eigenclock.attention.precision import warn_of_growth
 from eigenclock.attention.problem import Problem
 from eigenclock.attention.softmax import run
+from eigenclock.clocks.units import Lapse
 from eigenclock.encodings import Encoding
 
 
 @overload
 def cached_attention(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G T D"], v: Float[Tensor, "B G T V"], encoding: Encoding, *,
-    cache: KVCache | None = None, times: Any = None, x: Tensor | None = None, mask: Tensor | None = None, window: int | str | None = None,
+    cache: KVCache | None = None, times: Any = None, x: Tensor | None = None, mask: Tensor | None = None, window: int | Lapse | None = None,
     scale: float | None = None, return_lse: Literal[False] = False, value_encoding: Encoding | None = None,
 ) -> tuple[Float[Tensor, "B H T V"], KVCache]: ...  # fmt: skip
 
@@ -28,7 +29,7 @@ def cached_attention(
 @overload
 def cached_attention(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B G T D"], v: Float[Tensor, "B G T V"], encoding: Encoding, *,
-    cache: KVCache | None = None, times: Any = None, x: Tensor | None = None, mask: Tensor | None = None, window: int | str | None = None,
+    cache: KVCache | None = None, times: Any = None, x: Tensor | None = None, mask: Tensor | None = None, window: int | Lapse | None = None,
     scale: float | None = None, return_lse: Literal[True], value_encoding: Encoding | None = None,
 ) -> tuple[tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T"]], KVCache]: ...  # fmt: skip
 
@@ -43,7 +44,7 @@ def cached_attention(
     times: Any = None,
     x: Tensor | None = None,
     mask: Tensor | None = None,
-    window: int | str | None = None,
+    window: int | Lapse | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     value_encoding: Encoding | None = None,
@@ -92,7 +93,7 @@ def cached_attention(
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, cache: KVCache | None, times: Any, x: Tensor | None, mask: Tensor | None,
-    window: int | str | None, scale: float | None, return_lse: bool,
+    window: int | Lapse | None, scale: float | None, return_lse: bool,
     value_encoding: Encoding | None,
 ) -> tuple[Tensor, Tensor | None, KVCache]:  # fmt: skip
     """The body of :func:`cached_attention`."""

@@ -16,8 +16,9 @@ from eigenclock.attention.cache.piece import Piece, read_piece
 from eigenclock.attention.cache.store import Store, build_store
 from eigenclock.attention.kept import row_numbers
 from eigenclock.attention.state import text_of
-from eigenclock.clocks import exact_duration
+from eigenclock.clocks import exact_duration, is_duration
 from eigenclock.clocks.clock import carried, first_real
+from eigenclock.clocks.units import Lapse
 from eigenclock.encodings import Encoding
 from eigenclock.errors import ConfigError, ShapeError
 
@@ -154,7 +155,7 @@ class KVCache:
         own = {name: x[index] if x.shape[0] == batch else x for name in TENSORS if (x := getattr(self, name)) is not None}
         return replace(self, store=self.store.rows(index, batch), **own)
 
-    def evict(self, keep: int | str) -> "KVCache":
+    def evict(self, keep: int | Lapse) -> "KVCache":
         """Without the oldest tokens: all but the last ``keep`` of every row, padding left out, or those that no row's window of that
         duration reaches any more.
 
@@ -163,7 +164,7 @@ class KVCache:
 
         Raises: ConfigError where ``keep`` is no number of tokens, or a duration that the clock does not know.
         """
-        if isinstance(keep, str):
+        if is_duration(keep):
             counted = self.store.counts is not None
             count = self._beyond(Span.of(exact_duration(keep, self.unit), self.resolution if counted else None))
         else:

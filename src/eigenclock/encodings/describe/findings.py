@@ -11,6 +11,7 @@ from torch import Tensor
 from eigenclock.encodings.describe.blocks import Blocks, read_blocks
 from eigenclock.encodings.outside import Outside
 from eigenclock.theory import Lift, Zero
+from eigenclock.theory.numbers import spacing
 
 
 @dataclass(frozen=True)
@@ -329,14 +330,14 @@ def _direction(blocks: Blocks, lifts: tuple[Lift, ...], sides: int, outside: tup
 
 def _positions(setting: Setting) -> Iterator[Finding]:
     info = torch.finfo(setting.dtype)
-    spacing = info.eps * 2.0 ** math.floor(math.log2(setting.context))
+    step = spacing(setting.context, setting.dtype)
     exact = 2 / info.eps
     if setting.unit is not None:
         yield Finding(
             "positions",
-            f"Times rounded to {setting.precision} would be {number(spacing)} {setting.units} apart at {setting.span}, and closer ones "
+            f"Times rounded to {setting.precision} would be {number(step)} {setting.units} apart at {setting.span}, and closer ones "
             "merge. Here they stay exact until their differences are taken.",
-            value=(spacing, spacing),
+            value=(step, step),
         )
     elif setting.context <= exact and setting.context <= info.max:
         yield Finding("positions", f"{setting.precision} holds every whole step of this context.", value=(1.0, 1.0))
