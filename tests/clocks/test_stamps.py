@@ -149,7 +149,8 @@ def test_missing_stamps_of_pandas_and_polars():
     pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
     columns = [
         pd.Series([NAIVE[0], None]), pd.DatetimeIndex([AMSTERDAM[0], pd.NaT]), [pd.Timestamp(NAIVE[0]), pd.NaT],
-        pl.Series([NAIVE[0], None]), pl.Series([1, None]), pd.Series([1, None], dtype="Int64"), pd.Series(["a", "b"]), pd.Series([1, 2]).astype("category"),
+        pl.Series([NAIVE[0], None]), pl.Series([1, None]), pd.Series([1, None], dtype="Int64"), pd.Series(["a", "b"]),
+        pd.Series([1, 2]).astype("category"),
     ]  # fmt: skip
     for column in columns[:-1]:
         with pytest.raises(EigenclockError, match="expected"):
