@@ -9,7 +9,7 @@ from eigenclock.clocks import CLOCKS
 from eigenclock.encodings.base import Encoding
 from eigenclock.encodings.papers import PAPERS, Paper
 from eigenclock.encodings.spec import _read_json, from_text, to_text
-from eigenclock.errors import ConfigError
+from eigenclock.errors import ConfigError, EigenclockError
 from eigenclock.registry import lookup, nearest
 from eigenclock.schedules import SCHEDULES
 
@@ -228,6 +228,10 @@ def _visit(node: Any, used: _Used) -> None:
     inner = [options.pop("encoding")] if "encoding" in options else node.get("args", []) if next(iter(accepted)) == "encoding" else []
     for value in inner:
         _visit(value, used)
+    if "clock" in accepted and options.get("clock") is None:
+        usual = _usual_clock(name, options)
+        if usual != "index":
+            used.add("clock", usual, CLOCK_SOURCES)
     for option, value in options.items():
         if isinstance(value, dict):
             chosen = str(value.get("name"))
@@ -236,6 +240,16 @@ def _visit(node: Any, used: _Used) -> None:
                 used.add("clock", chosen, CLOCK_SOURCES)
             else:
                 _visit_schedule(value, used)
+
+
+def _usual_clock(name: str, options: dict[str, Any]) -> str:
+    """The name of the clock that a recipe makes where none is given; "index" where its options alone do not build it."""
+    from eigenclock.encodings.spec import build
+
+    try:
+        return str(build({"name": name} | options, {"head_dim": 64, "heads": 8}).clock.spec()["name"])
+    except EigenclockError:
+        return "index"
 
 
 def _visit_schedule(node: dict[str, Any], used: _Used) -> None:

@@ -160,7 +160,7 @@ def describe(encoding: Encoding, *, context: float = 4096.0, dtype: torch.dtype 
     content = read_blocks(encoding.generator())
     lifts, outside = encoding.lifts(), encoding.outside()
     names = tuple(getattr(clock, "names", ())) or tuple(f"axis {a}" for a in range(content.axes))
-    setting = Setting(float(context), clock.unit, dtype, names if content.axes > 1 else ())
+    setting = Setting(float(context), clock.unit, dtype, names if content.axes > 1 else (), learned=clock.sums)
     parts = groups(content, "content", setting.context)
     for lift in lifts:
         parts += groups(read_blocks(lift.generator), "bias", setting.context, lift.slope)
@@ -208,7 +208,8 @@ def read_dtype(name: str) -> torch.dtype:
 
 def clock_text(description: Description) -> str:
     """The clock as it is written in a spec, and what it counts."""
-    return f"{to_text(description.clock)}, time in {description.setting.units}"
+    counts = "learned from the activations" if description.setting.learned else f"in {description.setting.units}"
+    return f"{to_text(description.clock)}, time {counts}"
 
 
 def _unless(nothing: float, values: tuple[float, ...]) -> str | None:

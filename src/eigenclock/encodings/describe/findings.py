@@ -34,20 +34,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class Setting:
-    """The context in the unit of the clock, that unit ("steps" where the clock counts tokens), the names of the axes, and the dtype."""
+    """The context in the unit of the clock, that unit ("steps" where the clock counts tokens), the names of the axes, and the dtype.
+
+    ``learned``: how the clock moves is learned from activations, so that its unit is no step and no second.
+    """
 
     context: float
     unit: str | None
     dtype: torch.dtype
     axes: tuple[str, ...] = ()
+    learned: bool = False
 
     @property
     def units(self) -> str:
-        return self.unit or "steps"
+        return "units of its time" if self.learned else self.unit or "steps"
 
     @property
     def step(self) -> str:
-        return self.unit or "step"
+        return "unit of its time" if self.learned else self.unit or "step"
 
     @property
     def span(self) -> str:
@@ -84,10 +88,26 @@ def between(values: tuple[float, ...] | list[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+_LEARNED = (
+    "The clock is learned: how far it moves at a token is what its gate makes of the activations, which is not known here. Rates, "
+    "half-lives and wavelengths are in units of that time, and not in steps: a gate that gives 0.0005 at every token takes 2000 of them "
+    "for one unit."
+)
+
+
 def findings(
     content: Blocks, lifts: tuple[Lift, ...], setting: Setting, sides: int = 1, outside: tuple[Outside, ...] = (), reads_in: str = ""
 ) -> list[Finding]:
     """All findings: what is outside the group, the content, the biases, the direction, and the positions themselves."""
+    if setting.learned:  # what a token's step does is not known: nothing is said of steps, or of a context in them
+        known = (
+            _outside(outside, setting),
+            [Finding("A(0)", f"A(0) is not the identity: {reads_in}.")] if reads_in else [],
+            [Finding("learned clock", _LEARNED)],
+            _still(content, lifts, outside),
+            _direction(content, lifts, sides, outside),
+        )
+        return [finding for group in known for finding in group]
     found = (
         _outside(outside, setting),
         [Finding("A(0)", f"A(0) is not the identity: {reads_in}.")] if reads_in else [],

@@ -24,7 +24,7 @@ def lags(setting: Setting) -> Float[Tensor, "points samples"]:
 
     Where time is counted in steps, the lags are whole. The sample is irregular, so that it resonates with no wavelength, and fixed.
     """
-    steps = setting.unit is None
+    steps = setting.unit is None and not setting.learned
     low = 1.0 if steps else setting.context / 65536
     edges = torch.logspace(0, 1, POINTS + 1, base=setting.context / low, dtype=torch.float64) * low
     if steps:
