@@ -426,24 +426,6 @@ def test_every_dtype(name, way, dtype):
     on_every_backend(check, *low, enc, **keywords)
 
 
-@pytest.mark.parametrize("value_width", [1, 3, 24])
-@pytest.mark.parametrize("name", ["nope", "rope", "damped_rope, per head and pair", "alibi", "rope * alibi"])
-def test_values_of_another_width(name, value_width):
-    enc = ENCODED[name][0](H)
-    (q, k, v), keywords = arguments(WAYS["length 129"], value_width=value_width)
-    expected, _ = dense(q, k, v, enc, **keywords)
-    g = torch.randn_like(expected)
-    want = torch.autograd.grad(expected, (q, k, v), g)
-
-    def check(backend: str) -> None:
-        out = ec.attention(q, k, v, enc, backend=backend, **keywords)
-        close("output", out, expected, 1e-10)
-        for a, b in zip(torch.autograd.grad(out, (q, k, v), g), want, strict=True):
-            close("gradient", a, b, 1e-9)
-
-    on_every_backend(check, q, k, v, enc, **keywords)
-
-
 CARRIES = [
     ("sdpa", name)
     for name in ("nope", "rope", "rope, partial", "rope, half", "rope, per head", "rope + nope", "alibi", "decay_bias", "rope * alibi")

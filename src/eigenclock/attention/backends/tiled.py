@@ -80,19 +80,27 @@ def _per_query_head(parameter: Tensor | None, h: int, g: int) -> Tensor | None:
 
 
 def _widen(low: Lowered, d: int) -> Lowered:
-    """Rates and shears for the columns added where values are wider than keys: those columns are zero."""
-    old = low.nilpotent.shape[-1] if low.nilpotent is not None else None
+    """Rates, the times they read and shears for the columns added where values are wider than keys: those columns are zero."""
+    if d == low.width:
+        return low
     rate, nilpotent = low.rate, low.nilpotent
     paired = low.paired and d % 2 == 0
-    if rate is not None and d != low.width and rate.shape[-1] > 1:
+
+    def columns(x: Tensor) -> Tensor:
+        """(..., R) by columns of rate as those of d channels; one for all stays."""
+        if x.shape[-1] == 1:
+            return x
         if paired:
-            rate = F.pad(rate, (0, d // 2 - rate.shape[-1]))
-        else:
-            per_channel = rate.repeat_interleave(2, -1) if low.paired else rate.repeat(1, low.width // rate.shape[-1])
-            rate = F.pad(per_channel, (0, d - low.width))
-    if nilpotent is not None and old != d:
+            return F.pad(x, (0, d // 2 - x.shape[-1]))
+        x = x.repeat_interleave(2, -1) if low.paired else x.repeat(*(1,) * (x.ndim - 1), low.width // x.shape[-1])
+        return F.pad(x, (0, d - low.width))
+
+    if nilpotent is not None:
         nilpotent = F.pad(nilpotent, (0, d - nilpotent.shape[-1], 0, d - nilpotent.shape[-1]))
-    return replace(low, rate=rate, nilpotent=nilpotent, paired=paired)
+    return replace(
+        low, rate=None if rate is None else columns(rate), nilpotent=nilpotent, paired=paired,
+        query_times=columns(low.query_times), key_times=columns(low.key_times),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
