@@ -144,3 +144,12 @@ def test_specs():
     for spec in (str(enc), enc.spec):
         assert ec.encoding(spec).clock.spec() == enc.clock.spec()
     assert ec.encoding("rope(clock=column)", head_dim=8).clock.spec() == ec.Column().spec()
+
+
+def test_a_window_names_the_unit_and_a_plain_number_counts_keys():
+    enc, total = ec.rope(4, clock=ec.Column("shares")), torch.tensor([0, 5, 5, 10, 12, 30])
+    q, eye = torch.zeros(1, 1, 6, 4), torch.eye(6)[None, None]
+    seen = {window: (ec.attention(q, q, eye, enc, times=total, window=window)[0, 0] > 0).sum(-1).tolist() for window in ("7 shares", 3)}
+    assert seen == {"7 shares": [1, 2, 3, 3, 2, 1], 3: [1, 2, 3, 3, 3, 3]}
+    with pytest.raises(ec.errors.ConfigError, match="counts shares"):
+        ec.attention(q, q, eye, enc, times=total, window="7s")
