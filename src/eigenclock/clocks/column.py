@@ -20,8 +20,9 @@ class Column(Clock):
     float32 loses small increments. To decode against a cache, go on with the same total.
 
     Args:
-        unit: what the column counts, one word of letters: "shares", "trades", "km". Half-lives are plain numbers in it, or
-            text that names it ("1000 shares"); windows are such text, since a plain number counts keys. A column in hours, unit="h", takes every duration: "30min".
+        unit: what the column counts, one word of letters: "shares", "trades", "km". Half-lives are plain numbers in it, or text that
+            names it ("1000 shares"); windows are such text, since a plain number counts keys. A column in hours, unit="h", takes every
+            duration: "30min".
         decreasing: "refuse" (default) or "sort" where values go back; sorting is stable, and results come back in the order given.
     Shape: times (T,), (B, T) or (B, H, T).
     Units: rates and frequencies are per ``unit``.
