@@ -58,6 +58,13 @@ def test_slopes() -> None:
         ec.audit(lambda n_heads: published(n_heads - 8))
 
 
+def test_slopes_kept_in_float32_are_called_by_their_name() -> None:
+    report = ec.audit(lambda heads: torch.tensor(published(heads)), heads=12)
+    assert report.ok and report.nearest == "alibi" and report.spec is not None and "slopes=(0.5, " in report.spec
+    off = ec.audit(lambda heads: torch.tensor(published(heads)) * (1 + 1e-5), heads=12)
+    assert off.nearest == "alibi(slopes=..)"
+
+
 def test_slopes_whatever_the_number_of_heads_is_called() -> None:
     assert ec.audit(lambda n: published(n)).nearest == "alibi"
     assert (
@@ -83,6 +90,13 @@ def test_biases_of_positions() -> None:
     report = ec.audit(broadcast, heads=2, length=256)
     assert report.ok and report.spec == "alibi(head_dim=64, heads=2, slopes=(0.25, 0.25))"
     assert "shift_invariance" in rules(ec.audit(absolute, heads=4, length=256), "fault")
+
+    def seen(heads: int, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        return (q_pos[:, None] >= k_pos).expand(heads, -1, -1)
+
+    for mask in (seen, lambda q_idx, kv_idx: seen(1, q_idx, kv_idx)):
+        with pytest.raises(ConfigError, match="a mask and no bias"):
+            ec.audit(mask)
     with pytest.raises(ConfigError, match="no bias"):
         ec.audit(lambda heads, q_pos, k_pos: torch.zeros(3))
 
@@ -298,6 +312,20 @@ def test_a_declared_base_takes_the_pairs_and_the_share_as_they_are() -> None:
     for function in (some, beside):
         assert ec.audit(function, head_dim=16, length=1024, declared=10000).ok
         assert rules(ec.audit(function, head_dim=16, length=1024, declared=20000), "fault") == ["declared"]
+
+
+def test_a_declaration_of_two_axes_is_held_to_all_of_them() -> None:
+    def pairs(x: Tensor, positions: Tensor) -> Tensor:
+        """Eight channels by each axis, neighbours paired, as ``axial_rope`` has them."""
+        mixed = x.unflatten(-1, (2, -1, 2)).transpose(-1, -2).flatten(-3)
+        return axial(mixed, positions).unflatten(-1, (2, 2, -1)).transpose(-1, -2).flatten(-3)
+
+    sizes: dict[str, Any] = {"head_dim": 16, "length": 64, "axes": 2}
+    assert ec.audit(pairs, declared="axial_rope(theta=10000)", **sizes).ok is ec.audit(pairs, **sizes).ok is True
+    assert rules(ec.audit(pairs, declared="axial_rope", **sizes), "fault") == ["declared"]
+    for one in ("rope", 10000):
+        with pytest.raises(ConfigError, match="expected an encoding of so many axes"):
+            ec.audit(pairs, declared=one, **sizes)
 
 
 def test_declarations_that_do_not_fit() -> None:

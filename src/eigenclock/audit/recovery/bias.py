@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.audit.recovery.lags import Lags
-from eigenclock.audit.recovery.match import affine_of
+from eigenclock.audit.recovery.match import ROUNDED, affine_of
 from eigenclock.audit.report import Block, Measured
 from eigenclock.encodings import Encoding, alibi, gaussian_bias, sandwich, transformer_xl
 from eigenclock.schedules import geometric
@@ -18,11 +18,15 @@ NOTHING = Measured(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Bias:
-    """The recipe of a bias; encoding is None where there is none of ours, or no bias at all where ``absent``."""
+    """The recipe of a bias; encoding is None where there is none of ours, or no bias at all where ``absent``.
+
+    ``nearest`` is the published recipe whose numbers it has as near as float32 keeps them, where they are not its numbers exactly.
+    """
 
     encoding: Encoding | None
     blocks: tuple[Block, ...] = ()
     absent: bool = False
+    nearest: Encoding | None = None
 
 
 def bias_of(lags: Lags) -> Bias:
@@ -60,9 +64,12 @@ def _linear(lags: Lags, times: Tensor, values: Tensor) -> Bias | None:
     d, heads, keys = _sizes(lags)
     published = alibi(d, heads=heads, kv_heads=keys)
     own = published.lifts()[0].slope
-    alike = own is not None and bool(((own - slope).abs() <= (1e-9 + 16 * lags.eps) * own).all())
+    off = torch.inf if own is None else float(((own - slope).abs() / own).max())
+    alike = off <= 1e-9 + 16 * lags.eps
+    nearest = published if off <= ROUNDED else None
     enc = published if alike else alibi(d, heads=heads, kv_heads=keys, slopes=slope.tolist())
-    return Bias(enc, tuple(Block("Z", 2, 1, h, NOTHING, NOTHING, "bias") for h in range(1 if alike else heads)))
+    blocks = tuple(Block("Z", 2, 1, h, NOTHING, NOTHING, "bias") for h in range(1 if alike else heads))
+    return Bias(enc, blocks, nearest=nearest)
 
 
 def _bell(lags: Lags, times: Tensor, values: Tensor) -> Bias | None:

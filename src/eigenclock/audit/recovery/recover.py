@@ -9,7 +9,7 @@ from eigenclock.attention import scores
 from eigenclock.audit.measure.samples import best, name_of
 from eigenclock.audit.measure.shifts import keeps_rows
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.recovery.bias import bias_of
+from eigenclock.audit.recovery.bias import Bias, bias_of
 from eigenclock.audit.recovery.content import stretches
 from eigenclock.audit.recovery.frame import unscaled, within_window, without_constants
 from eigenclock.audit.recovery.lags import Lags, Stretch, components, lags_of
@@ -83,7 +83,7 @@ def _recovered(lags: Lags, broken: Broken | None) -> Recovery:
     blocks = (*(block for part in parts for block in part.blocks), *bias.blocks)
     content, name = _content(lags, parts)
     if content is not None and (bias.absent or bias.encoding is not None):
-        whole, name = _whole(content, name, bias.encoding)
+        whole, name = _whole(content, name, bias)
         whole, name, both = _directed(lags, whole, name)
         if verified(probe, whole, lags, causal=not both) <= limit_of(lags):
             return _said(probe, whole, blocks, name, lags, both)
@@ -126,12 +126,14 @@ def _content(lags: Lags, parts: list[Stretch]) -> tuple[Encoding | None, str]:
     return whole, " + ".join(names)
 
 
-def _whole(content: Encoding, name: str, bias: Encoding | None) -> tuple[Encoding, str]:
-    if bias is None:
+def _whole(content: Encoding, name: str, bias: Bias) -> tuple[Encoding, str]:
+    enc = bias.encoding
+    if enc is None:
         return content, name
+    added = short(bias.nearest or enc)
     if content.form.kinds == {"Z"} and content.form.order == 1:
-        return bias, short(bias)
-    return content * bias, f"({name}) * {short(bias)}" if " + " in name else f"{name} * {short(bias)}"
+        return enc, added
+    return content * enc, f"({name}) * {added}" if " + " in name else f"{name} * {added}"
 
 
 def _directed(lags: Lags, enc: Encoding, name: str) -> tuple[Encoding, str, bool]:

@@ -43,7 +43,7 @@ def _first_apart(probe: Probe, limit: float) -> tuple[float, int, float, float]:
 
     def ours(q: torch.Tensor, k: torch.Tensor, t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         at, of = (x if enc.clock.width == 1 else x[:, None].expand(-1, enc.clock.width) for x in (t, s))
-        return scores(q[None], k[None], enc, times=at, key_times=of, causal=enc.sides == 1, scale=1.0)[0]
+        return scores(q[None], k[None], enc, times=at, key_times=of, causal=enc.sides == enc.clock.width == 1, scale=1.0)[0]
 
     wide = probe.exact is not None
     got = many(best(probe), probe, *((q, k) if wide else (q.to(probe.dtype), k.to(probe.dtype))), tried, 0.0)

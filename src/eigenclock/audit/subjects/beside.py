@@ -9,6 +9,7 @@ from eigenclock.audit.measure.samples import rounding
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.recovery.lags import lags_of
 from eigenclock.audit.recovery.recover import limit_of, verified
+from eigenclock.audit.subjects.several_axes import ALL_AXES
 from eigenclock.encodings import ENCODINGS, Encoding, encoding, rope
 from eigenclock.encodings.config import encodings
 from eigenclock.errors import ConfigError, ShapeError
@@ -25,13 +26,21 @@ def beside(probe: Probe, declared: Declared) -> Probe:
         return probe
     if probe.encoding is not None or probe.config is not None:
         raise ConfigError(f"got declared= for {probe.name}, which says itself what it is; expected it for a function or module alone")
-    enc = _read(declared, probe)
+    several = probe.layers.get(ALL_AXES)
+    enc = _read(declared, several or probe)
     sizes = (enc.head_dim, enc.heads, enc.kv_heads or enc.heads)
     if sizes != (probe.head_dim, probe.heads, probe.kv_heads):
         raise ShapeError(
             f"got declared={enc} for {probe.name}, measured with head_dim={probe.head_dim}, heads={probe.heads}; expected the same sizes: "
             "give head_dim= and heads="
         )
+    if several is not None:  # the law of one axis alone is not what is declared
+        if enc.clock.width != len(probe.layers) - 1:
+            raise ConfigError(
+                f"got declared={enc} for {probe.name} with axes={len(probe.layers) - 1}; expected an encoding of so many axes, such as "
+                "axial_rope"
+            )
+        return replace(probe, layers={**probe.layers, ALL_AXES: replace(several, declared=enc)})
     layers = {name: replace(part, declared=enc) for name, part in probe.layers.items()}
     return replace(probe, declared=enc, layers=layers)
 
@@ -62,7 +71,7 @@ def _number(declared: Any) -> float | None:
 def _nearest_of_base(base: float, probe: Probe) -> Encoding:
     """RoPE of a base: of the ways to pair channels and of the shares that turn, the first whose scores are those measured; where none is,
     all channels turn."""
-    lags, width = lags_of(probe), probe.head_dim
+    width = probe.head_dim
     sizes = {"heads": probe.heads, "kv_heads": None if probe.kv_heads == probe.heads else probe.kv_heads}
     widths = [n for n in (width, width // 2, width // 4) if n and n % 2 == 0]
     made = [
@@ -74,6 +83,7 @@ def _nearest_of_base(base: float, probe: Probe) -> Encoding:
         raise ConfigError(f"got declared={base:g}, the base of a rotation, for {probe.name} of width {width}; expected an even width")
     if probe.scores is None:
         return made[0]
+    lags = lags_of(probe)
     gaps = [verified(probe, enc, lags) for enc in made]
     limit = max(limit_of(lags), rounding(probe, probe.length))
     fits = [enc for enc, gap in zip(made, gaps, strict=True) if gap <= limit]

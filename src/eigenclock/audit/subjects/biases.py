@@ -71,6 +71,10 @@ def of_bias(function: Callable[..., Any], names: list[str], options: Options, na
     heads = options.heads or HEADS
     given = (heads,) if len(names) == 3 else ()
     t, s = torch.arange(4, 7), torch.arange(5)
+    refused = (
+        f"no bias (H, T, S) or (T, S) for {heads} heads and positions (T,), (S,) or (T, 1), (1, S): give heads=, or wrap it in a function "
+        "that does"
+    )
     for form, shaped in (("(T,) and (S,)", lambda t, s: (t, s)), ("(T, 1) and (1, S)", lambda t, s: (t[:, None], s[None]))):
 
         def bias(t: Tensor, s: Tensor, shaped: Any = shaped) -> Tensor:
@@ -78,6 +82,9 @@ def of_bias(function: Callable[..., Any], names: list[str], options: Options, na
             return found[0] if found.ndim == 4 else found
 
         try:
+            if bias(t, s).dtype == torch.bool:
+                refused = "true or false, a mask and no bias: give the function that makes the scores"
+                break
             fits = bias(t, s).shape in ((heads, 3, 5), (1, 3, 5), (3, 5)) and bool(torch.isfinite(bias(t, s)).all())
         except Exception:  # code of others refuses with whatever it happens to run into
             continue
@@ -85,10 +92,7 @@ def of_bias(function: Callable[..., Any], names: list[str], options: Options, na
             continue
         how = f"{name}({', '.join(names)}) -> bias by its signature, positions {form}: what is measured is q . k + bias on {heads} heads"
         return _probe(bias, options, heads, name, kind, how, causal=not _both_ways(bias), fractional=_fractions(bias))
-    raise ConfigError(
-        f"got {name}({', '.join(names)}), which gives no bias (H, T, S) or (T, S) for {heads} heads and positions (T,), (S,) or (T, 1), "
-        "(1, S): give heads=, or wrap it in a function that does"
-    )
+    raise ConfigError(f"got {name}({', '.join(names)}), which gives {refused}")
 
 
 def _both_ways(bias: Callable[[Tensor, Tensor], Tensor]) -> bool:

@@ -15,6 +15,8 @@ from eigenclock.errors import ConfigError
 
 STILL = 3
 """Where the axes stand that do not move."""
+ALL_AXES = "all axes"
+"""What the part is called in which every axis moves."""
 FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "(T, axes)": lambda p: p,
     "(1, T, axes)": lambda p: p[None],
@@ -41,7 +43,7 @@ def read(function: Callable[..., Any], names: list[str], options: Options, name:
                 f"got {name}({', '.join(names)}), which takes no vectors of width {options.head_dim or WIDTHS} with positions "
                 f"{' or '.join(FORMS)} for axes={axes}: give head_dim= and heads=, or wrap it in a function that does"
             )
-        layer = "all axes" if moving is None else f"axis {moving}"
+        layer = ALL_AXES if moving is None else f"axis {moving}"
         probe = probe_of_action(found, options, f"{name}, {layer}", kind, **more)
         parts[layer] = replace(probe, notes=())
         first = first or probe
@@ -59,7 +61,7 @@ def of_axes(single: Callable[[Callable[..., Tensor]], Probe], function: Callable
     for form, shaped in FORMS.items():
         parts = {}
         for moving in (*range(options.axes), None):
-            layer = "all axes" if moving is None else f"axis {moving}"
+            layer = ALL_AXES if moving is None else f"axis {moving}"
             try:
                 parts[layer] = single(_with_axes(function, shaped, options.axes, moving, names[2].lower() in VALUES))
             except ConfigError as error:
