@@ -86,6 +86,8 @@ def test_the_message_names_every_encoding_that_cannot_run(least):
     message = str(caught.value)
     assert "learned_absolute(length=63)" in message and "axial_rope" in message and "alibi" not in message
     refuse_what_cannot_run(("learned_absolute(length=64)",), least)  # 8 x --length 8
+    with pytest.raises(ConfigError, match="mamba1: .*try features=16"):
+        refuse_what_cannot_run(("mamba1",), least)
 
 
 @pytest.mark.parametrize("name", LEARNED_CLOCKS)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import torch
 
+from eigenclock.clocks import Cumulative
 from eigenclock.errors import ConfigError, EigenclockError
 from eigenclock.lab.settings import Settings
 from eigenclock.lab.train import build
@@ -36,13 +37,17 @@ def what_failed(error: Exception) -> str:
 
 
 def _trial(spec: str, settings: Settings) -> str:
+    hint = ""
     try:
         model = build(spec, settings.seed, settings, SYMBOLS)
+        clock = model.positions()[0].clock
+        if isinstance(clock, Cumulative) and clock.features != settings.width:
+            hint = f" (the activations here are {settings.width} wide: try features={settings.width})"
         model(_tokens(min(SHORT, settings.length))).sum().backward()
         with torch.no_grad():
             model(_tokens(settings.lengths[-1]))
     except Exception as error:  # an encoding from outside may raise anything
-        return what_failed(error)
+        return what_failed(error) + hint
     return ""
 
 
