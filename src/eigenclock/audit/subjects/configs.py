@@ -19,6 +19,7 @@ from eigenclock.encodings import ENCODINGS, Encoding
 from eigenclock.encodings.config import Encodings, families
 from eigenclock.encodings.config import encodings as read_encodings
 from eigenclock.encodings.config.families import OUTSIDE
+from eigenclock.encodings.config.installed import stored
 from eigenclock.encodings.config.source import load
 from eigenclock.errors import ConfigError, EigenclockError, UnsupportedError
 
@@ -99,13 +100,15 @@ def probe_of_config(
     if refused and not outside:
         notes.append(f"refused: {refused}")
     common: dict[str, Any] = {"encodings": encs, "config": deepcopy(dict(config)), "refused": refused, "outside": outside, **more}
-    built = live if live is not None else None if outside or made is None else rotary_of(made, notes)
+    ours = stored(config) is not None  # an encoding is installed, which no class of transformers has in its code
+    built = live if live is not None else None if outside or made is None or ours else rotary_of(made, notes)
     probe = None if built is None else _by_its_code(built, encs, options, name, kind, common, live, notes)
     if probe is not None:
         return replace(probe, notes=(*notes, *probe.notes))
     if not encs:
         return Probe(name, kind, options.head_dim or HEAD_DIM, length=options.length, dtype=dtype, notes=tuple(notes), **common)
     own = "its model's own code is not here" if built is None else "its model's own code cannot be called alone"
+    own = "an installed encoding has no code beside it" if ours else own
     notes.append(f"{own}: what is measured is the encoding that the config was read as")
     parts = {layer: _read_as(enc, options, f"{name}, {layer}", kind) for layer, enc in encs.items()}
     first = next(iter(parts.values()))

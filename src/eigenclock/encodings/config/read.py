@@ -12,6 +12,7 @@ from eigenclock.encodings.config.biases import biased, mpt_that_turns
 from eigenclock.encodings.config.build import amplitude_of, rotary
 from eigenclock.encodings.config.families import ORIGINAL
 from eigenclock.encodings.config.hybrids import CROSS
+from eigenclock.encodings.config.installed import installed, stored, without
 from eigenclock.encodings.config.keys import Account, first_of, longest_of, number
 from eigenclock.encodings.config.layers import does_not_turn, layer_types, rotary_top, sections, sizes, without_position
 from eigenclock.encodings.config.patches import read_tower, tower_of
@@ -38,8 +39,8 @@ def encodings(
 ) -> Encodings:
     """The encodings of a model from its config: {layer type: encoding}, and the conventions found.
 
-    Reads Hugging Face configs old and new, the original params.json of Llama, nanochat configs and GGUF metadata. Every key of the rotary
-    section is used, named in a warning, or refused.
+    Reads Hugging Face configs old and new, the original params.json of Llama, nanochat configs, GGUF metadata, and what was saved with an
+    encoding installed. Every key of the rotary section is used, named in a warning, or refused.
 
     Args:
         config: a dict, a JSON or GGUF file, a folder with config.json or params.json, or an object with ``to_dict()``.
@@ -58,8 +59,13 @@ def encodings(
     ...
     eigenclock.errors.ConfigError: got no rope_theta in rope_parameters or at the top of the config; expected the base: ...
     """
-    account = Account()
-    source = understand(load(config), account)
+    loaded, account = load(config), Account()
+    if (ours := stored(loaded)) is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about numbers that are no longer at work
+            own = encodings(without(loaded, ours), head_dim=head_dim, heads=heads, kv_heads=kv_heads, pairing=pairing, length=length)
+        return installed(ours, own)
+    source = understand(loaded, account)
     given = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
     model_type = str(source.config.get("model_type") or "")
     if model_type in families.OUTSIDE:

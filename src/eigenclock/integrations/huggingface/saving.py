@@ -9,12 +9,9 @@ from typing import Any
 import torch
 
 from eigenclock.encodings import Encoding, encoding
+from eigenclock.encodings.config.installed import KEY, ROPE_TYPE, stored
 from eigenclock.errors import ConfigError
 from eigenclock.integrations.huggingface.seams import Seams
-
-ROPE_TYPE = "eigenclock (pip install eigenclock, then eigenclock.integrations.huggingface.load)"
-"""The rope type of a saved model: transformers looks it up when it builds the model, and its KeyError says what to do."""
-KEY = "eigenclock"
 
 
 def mark(seams: Seams, chosen: tuple[Encoding, ...]) -> None:
@@ -54,12 +51,12 @@ def load(path: str | os.PathLike[str], model_class: Any = None, *, dtype: torch.
         raise ConfigError(f"got {os.fspath(path)}, where there is no config.json; expected the folder that save_pretrained wrote")
     with _without_reports():  # of a rope type it does not know
         config = transformers.AutoConfig.from_pretrained(os.fspath(path))
-    stored = getattr(config, KEY, None)
-    if stored is None:
+    given = stored(config.to_dict())
+    if given is None:
         raise ConfigError(
             f"got {os.fspath(path)}, whose config.json carries no eigenclock encoding; expected a model saved with one installed"
         )
-    unmark(config, stored["rope_parameters"])
+    unmark(config, given["rope_parameters"])
     if model_class is None:
         model_class = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
     asked = {} if dtype is None else {"dtype": dtype}
@@ -71,7 +68,7 @@ def load(path: str | os.PathLike[str], model_class: Any = None, *, dtype: torch.
             f"got {os.fspath(path)} for a {model_class.__name__} without the weights {sorted(about['missing_keys'])} and with {others}; "
             "expected exactly its own: name the class that was saved as model_class"
         )
-    install(model, [encoding(spec) for spec in stored["specs"]])
+    install(model, [encoding(spec) for spec in given["specs"]])
     _read_learned(path, model)
     return model if device is None else model.to(device)
 
