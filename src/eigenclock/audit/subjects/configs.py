@@ -101,7 +101,9 @@ def probe_of_config(
         notes.append(f"refused: {refused}")
     common: dict[str, Any] = {"encodings": encs, "config": deepcopy(dict(config)), "refused": refused, "outside": outside, **more}
     ours = stored(config) is not None  # an encoding is installed, which no class of transformers has in its code
-    built = live if live is not None else None if outside or made is None or ours else rotary_of(made, notes)
+    built = live
+    if live is None and made is not None and not outside and not ours:
+        built = rotary_of(made, notes)
     probe = None if built is None else _by_its_code(built, encs, options, name, kind, common, live, notes)
     if probe is not None:
         return replace(probe, notes=(*notes, *probe.notes))

@@ -44,8 +44,13 @@ class Options:
 
 
 def named_length(config: Mapping[str, Any]) -> int | None:
-    """The positions that a config says it is for, at least 2; None where it says nothing of them."""
+    """The positions that a config says it is for, at least 2; None where it says nothing of them.
+
+    >>> named_length({"general.architecture": "llama", "llama.context_length": 8192})
+    8192
+    """
     text = config.get("text_config")
     parts = [text, config] if isinstance(text, Mapping) else [config]
-    found = (part.get(key) for part in parts for key in families.LENGTHS)
+    gguf = f"{config.get('general.architecture')}.context_length"
+    found = (part.get(key) for part in parts for key in (*families.LENGTHS, gguf))
     return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 1), None)

@@ -24,7 +24,7 @@ def stored(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if given is None:
         return None
     if not isinstance(given, Mapping) or not isinstance(given.get("specs"), list | tuple) or "rope_parameters" not in given:
-        raise ConfigError(f"got {KEY}={given!r} in a config; expected what install wrote: the specs of the layers, and rope_parameters")
+        raise ConfigError(f"got {KEY}={given!r} in a config; expected what install wrote: specs of the layers, and rope_parameters")
     return given
 
 

@@ -15,31 +15,41 @@ PIECE = 1024
 
 @torch.no_grad()
 def block_losses(
-    model: Any, tokens: Int[Tensor, "T"], *, block: int = 2048, piece: int = PIECE, progress: Callable[[int, int], None] | None = None
+    model: Any,
+    tokens: Int[Tensor, "T"],
+    *,
+    block: int = 2048,
+    piece: int = PIECE,
+    progress: Callable[[list[float], int], None] | None = None,
 ) -> list[float]:
     """The mean loss (nats per token) of each block of a text, every token predicted from all before it.
 
     Read in pieces against a cache, so that memory grows with the length and not with its square.
 
     Args:
-        tokens: one row of token ids; a last block that is not whole is left out.
+        tokens: one row of token ids. The last block is the mean of what is left, where that is less than a block.
         block: tokens of one block.
         piece: tokens of one forward; it changes no loss beyond rounding.
-        progress: called with the tokens read so far, and all.
-    Raises: ConfigError where the text is shorter than one block.
+        progress: called after every block with the losses so far, and the number of tokens read.
+    Raises: ConfigError where the text is shorter than two tokens, or block or piece is less than one.
     """
-    length = len(tokens) // block * block
-    if not length:
-        raise ConfigError(f"got a text of {len(tokens)} tokens; expected at least one block of {block}")
-    tokens = tokens[: length + 1]
-    losses, cache = [], None
+    if block < 1 or piece < 1:
+        raise ConfigError(f"got block={block} and piece={piece}; expected 1 or more")
+    length = len(tokens) - 1  # tokens that another one follows
+    if length < 1:
+        raise ConfigError(f"got a text of {len(tokens)} tokens; expected at least two")
+    blocks: list[float] = []
+    rest, cache = tokens.new_zeros(0, dtype=torch.float32), None
     for start in range(0, length, piece):
-        part = tokens[start : min(start + piece, length)]
+        part, targets = tokens[start : min(start + piece, length)], tokens[start + 1 : min(start + piece, length) + 1]
         out = model(part[None], cache=cache, use_cache=length > piece)
         cache = out.cache
-        targets = tokens[start + 1 : start + 1 + len(part)]
-        for logits, wanted in zip(out.logits[0, : len(targets)].split(PIECE), targets.split(PIECE), strict=True):
-            losses.append(torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="none"))
-        if progress is not None:
-            progress(min(start + piece, length), length)
-    return [float(part.mean()) for part in torch.cat(losses).split(block)]
+        for logits, wanted in zip(out.logits[0].split(PIECE), targets.split(PIECE), strict=True):
+            rest = torch.cat([rest, torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="none")])
+        done, last = start + len(part), start + len(part) == length
+        while len(rest) >= block or (last and len(rest)):
+            blocks.append(float(rest[:block].mean()))
+            rest = rest[block:]
+            if progress is not None:
+                progress(list(blocks), done)
+    return blocks

@@ -1,24 +1,34 @@
 """A longer context for a pretrained model: the right parameters from its configuration, written so that plain transformers reads them."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from eigenclock.encodings import Encoding
-from eigenclock.encodings.config import encodings
+from eigenclock.encodings.config import Encodings, encodings
 from eigenclock.errors import ConfigError
 from eigenclock.integrations.huggingface.install import install
 from eigenclock.integrations.huggingface.installed import Installed
-from eigenclock.integrations.huggingface.seams import Seams, find_seams
+from eigenclock.integrations.huggingface.scaling import (
+    PORTABLE,
+    cache_bytes,
+    kinds_of,
+    parameters_of,
+    rewrite,
+    rotary_width,
+    scaled,
+    text_config,
+    yarn_numbers,
+)
+from eigenclock.integrations.huggingface.seams import find_seams
 from eigenclock.present.table import Table
 from eigenclock.registry import lookup
 
 METHODS = {
     "linear": "every frequency divided by the factor (position interpolation)",
     "ntk": "a larger base: the fastest pair kept, the slowest divided by the factor",
-    "yarn": "fast pairs kept, slow pairs divided, a ramp between them, and a sharper softmax",
+    "yarn": "fast pairs kept, slow pairs divided, a ramp between them, and a sharper softmax where asked for",
     "llama3": "fast pairs kept, slow pairs divided, a smooth mix between them in the number of turns",
     "damped": "experimental: the model's own rotation, and far logits fade towards 0 (a gain)",
     "recency": "experimental: the model's own rotation, and far weights fade (a bias on the logit)",
@@ -90,20 +100,36 @@ class Extended:
         return Table(f"Context extension: {self.method}", ("what", "value"), tuple(rows))
 
 
-def extend(model: Any, *, to: int, method: str = "yarn", half_life: float | None = None) -> Extended:
+def extend(
+    model: Any,
+    *,
+    to: int,
+    method: str = "yarn",
+    half_life: float | None = None,
+    attention_factor: float | None = None,
+    beta_fast: float | None = None,
+    beta_slow: float | None = None,
+) -> Extended:
     """Extend the context of a pretrained decoder in place, with parameters worked out from its configuration.
 
     Portable first: ``linear``, ``ntk``, ``yarn`` and ``llama3`` are written as transformers' own ``rope_parameters``, so that the saved
-    model loads in plain transformers and in servers that read the same keys. The experimental methods install an encoding (see
-    :func:`install`), and a model saved with one is refused by plain transformers with one line. Layers with a sliding window keep theirs.
+    model loads in plain transformers and in servers that read the same keys. They work for every model that reads those keys. A model
+    that is scaled by llama3 already goes on with ``llama3`` (its factor grows) or ``ntk`` (its base grows). The experimental methods
+    install an encoding (see :func:`install`), and a model saved with one is refused by plain transformers with one line. Layers with a
+    sliding window keep theirs.
 
     Args:
-        model: a transformers decoder that has rotary positions and no scaling yet.
+        model: a transformers decoder that has rotary positions and no scaling yet, or llama3's.
         to: the new length in tokens.
         method: a name in ``METHODS``.
         half_life: for "damped" and "recency": tokens after which a logit, or a weight, is halved; 4 times the original length if left out.
-    Raises: ConfigError where ``to`` is not above the original length, or the model is scaled already; UnsupportedError for a model
-        without a known seam; UnknownNameError for another method.
+        attention_factor: for "yarn": what queries and keys of turned channels are multiplied by. 1 if left out: without training, the
+            paper's 0.1 ln(factor) + 1 harms short questions (measured in docs/context_extension.md).
+        beta_fast, beta_slow: for "yarn": turns within the original length from which a pair is kept, 32 if left out, and below which it
+            is divided by the factor, 1 if left out.
+    Raises: ConfigError where ``to`` is not above the original length, the model is scaled already or has an encoding installed, or a
+        number is another method's; UnsupportedError for a model that does not turn by its configuration, or, under the experimental
+        methods, without a known seam; UnknownNameError for another method.
     Source: Chen et al. (PI), 2306.15595; Peng et al. (YaRN), 2309.00071; Gelberg et al. (DroPE), 2512.12167.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -113,61 +139,45 @@ def extend(model: Any, *, to: int, method: str = "yarn", half_life: float | None
     ('yarn', 4.0, (1, 3, 4))
     """
     lookup(METHODS, method, "method")
-    seams = find_seams(model)
-    kinds = [kind for kind in dict.fromkeys(seams.layer_types) if kind != "sliding_attention"] or list(dict.fromkeys(seams.layer_types))
-    parameters, nested = _parameters(seams, kinds)
-    original = seams.config.max_position_embeddings
+    yarn = yarn_numbers(method, {"attention_factor": attention_factor, "beta_fast": beta_fast, "beta_slow": beta_slow})
+    config = text_config(model)
+    original = config.max_position_embeddings
     if isinstance(to, bool) or not isinstance(to, int) or to <= original:
         raise ConfigError(f"got to={to!r}; expected a number of tokens above {original}, the model's max_position_embeddings")
-    before = encodings(seams.config)
     factor, half = to / original, 4 * original if half_life is None else half_life
-    if method in ("linear", "ntk", "yarn", "llama3"):
-        scaled = {kind: _scaled(method, parameters[kind], factor, original, _turned(before[kind])) for kind in kinds}
-        new = (dict(seams.config.rope_parameters) | scaled) if nested else scaled[kinds[0]]
-        seams.config.rope_parameters = new
-        seams.config.max_position_embeddings = to
-        rotary = seams.decoder.rotary_emb
-        seams.decoder.rotary_emb = type(rotary)(seams.config).to(next(seams.decoder.parameters()).device)
-        after, installed = encodings(seams.config)[kinds[0]], None
+    if method in PORTABLE:
+        kinds = kinds_of(config)
+        rows, nested = parameters_of(config, kinds, method)
+        before = encodings(config)
+        own = {kind: _turning(before, kind) for kind in kinds}
+        new_rows = {kind: scaled(method, rows[kind], factor, original, rotary_width(own[kind]), yarn) for kind in kinds}
+        new = (dict(config.rope_parameters) | new_rows) if nested else new_rows[kinds[0]]
+        rewrite(model, config, new, to)
+        first, after, installed = own[kinds[0]], _turning(encodings(config), kinds[0]), None
     else:
-        new, after = None, before[kinds[0]]
+        find_seams(model)
+        before = encodings(config)
+        first = after = _turning(before, kinds_of(config)[0])
         changed = {kind: _experimental(method, one, half) for kind, one in before.items()}
-        installed = install(model, [changed[kind] for kind in before.layers])
-        seams.config.max_position_embeddings = to
+        new, installed = None, install(model, [changed[kind] for kind in before.layers])
+        config.max_position_embeddings = to
     return Extended(
-        method, original, to, new, installed, _pairs(before[kinds[0]], after, factor, method), _logits(after), _cache_bytes(seams, to),
-        0.5 ** (original / half) if method in ("damped", "recency") else 1.0,
+        method, original, to, new, installed, _pairs(first, after, factor, method), _logits(after),
+        cache_bytes(model, config, first.head_dim, to), 0.5 ** (original / half) if method in ("damped", "recency") else 1.0,
     )  # fmt: skip
 
 
-def _parameters(seams: Seams, kinds: list[str]) -> tuple[dict[str, dict[str, Any]], bool]:
-    """The rope_parameters of each layer type, and whether the configuration keeps one dictionary for each."""
-    given = seams.config.rope_parameters or {}
-    nested = all(isinstance(given.get(kind), dict) for kind in kinds)
-    rows = {kind: dict(given[kind] if nested else given) for kind in kinds}
-    for kind, row in rows.items():
-        if "rope_theta" not in row:
-            raise ConfigError(f"got rope_parameters={given} for {kind}; expected a rope_theta: the model has no rotary positions to extend")
-        if row.get("rope_type", "default") != "default":
-            raise ConfigError(f"got a model whose rope_type is {row['rope_type']!r} already; expected 'default': extend the original model")
-    return rows, nested
+def _turning(found: Encodings, kind: str) -> Encoding:
+    """The encoding of a layer type, or of the first that turns where the configuration names the type otherwise.
 
-
-def _turned(encoding: Encoding) -> int:
-    """The rotary width."""
-    return sum(turn.width for turn in encoding.generator().split().turns)
-
-
-def _scaled(method: str, row: dict[str, Any], factor: float, original: int, width: int) -> dict[str, Any]:
-    """transformers' own words for a method."""
-    if method == "ntk":
-        return row | {"rope_theta": row["rope_theta"] * factor ** (width / (width - 2))}
-    new = row | {"rope_type": method, "factor": factor}
-    if method == "yarn":
-        new |= {"original_max_position_embeddings": original, "beta_fast": 32.0, "beta_slow": 1.0}
-    if method == "llama3":
-        new |= {"original_max_position_embeddings": original, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    return new
+    Raises: ConfigError where none turns.
+    """
+    if dict(zip(found.layers, found.rotates, strict=True)).get(kind):
+        return found[kind]
+    turning = next((i for i in range(len(found.layers)) if found.rotates[i]), None)
+    if turning is None:
+        raise ConfigError(f"got a model whose layers are {', '.join(map(str, found.values()))}; expected rotary positions to extend")
+    return found.layer(turning)
 
 
 def _experimental(method: str, own: Encoding, half_life: float) -> Encoding:
@@ -196,10 +206,3 @@ def _logits(encoding: Encoding) -> float:
     q, k = encoding.read_in(one, one)
     turns = encoding.generator().split().turns
     return float((q * k).flatten()[turns[0].start]) if turns else 1.0
-
-
-def _cache_bytes(seams: Seams, to: int) -> int:
-    """Bytes of keys and values of one row at the full length, sliding layers at their window."""
-    window = getattr(seams.config, "sliding_window", None) or math.inf
-    tokens = sum(min(to, window) if kind == "sliding_attention" else to for kind in seams.layer_types)
-    return int(tokens * 2 * seams.kv_heads * seams.head_dim * next(seams.decoder.parameters()).element_size())

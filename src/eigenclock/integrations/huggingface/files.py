@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from eigenclock.encodings.config.gguf_file import read_gguf
+from eigenclock.encodings.config.installed import stored
+from eigenclock.encodings.config.source import load
 from eigenclock.errors import ConfigError, UnsupportedError
 from eigenclock.integrations.huggingface.checkpoint import from_gguf
+from eigenclock.integrations.huggingface.saving import load as load_installed
 from eigenclock.present.files import file_error
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -50,12 +53,20 @@ class Source:
             return int(keys[f"{keys['general.architecture']}.context_length"])
         from transformers import AutoConfig
 
-        return int(AutoConfig.from_pretrained(self.path).max_position_embeddings)
+        found = load(self.path)
+        if stored(found) is None:  # transformers knows what a config leaves out
+            found = AutoConfig.from_pretrained(self.path).get_text_config(decoder=True).to_dict()
+        length = found.get("max_position_embeddings")
+        if isinstance(length, bool) or not isinstance(length, int):
+            raise ConfigError(f"got max_position_embeddings={length!r} in {self.path}; expected the length that the model was made for")
+        return length
 
     def load(self) -> Any:
-        """The model, afresh."""
+        """The model, afresh; one that was saved with an encoding installed has it again."""
         if self.gguf:
             return from_gguf(self.path, self.dtype)
+        if stored(load(self.path)) is not None:
+            return load_installed(self.path, dtype=self.dtype).eval()
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(self.path, dtype=self.dtype).eval()
