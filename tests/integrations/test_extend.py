@@ -130,8 +130,9 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path) -> None:
     again = run_study(tiny, texts, **asked)
     assert again.losses["a"]["plain"] == [7.0, 7.0]
     assert all(again.losses["b"][method] == pytest.approx(whole.losses["b"][method]) for method in ("plain", "yarn"))
+    other: dict[str, Any] = asked | {"block": 20}
     with pytest.raises(ConfigError, match="another file"):
-        run_study(tiny, texts, **asked | {"block": 20})
+        run_study(tiny, texts, **other)
     (tmp_path / "r.json").write_text("[]")
     with pytest.raises(ConfigError, match="no study"):
         run_study(tiny, texts, **asked)
@@ -164,7 +165,7 @@ def test_a_study_stopped_in_a_text_keeps_its_blocks_and_reads_that_text_again(tm
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_study(tiny, texts, **asked, progress=stop)
+        run_study(tiny, texts, progress=stop, **asked)
     assert len(lines) == 6
     kept = json.loads((tmp_path / "r.json").read_text())
     assert (len(kept["losses"]["a"]["plain"]), len(kept["losses"]["a"]["yarn"]), kept["unfinished"]) == (4, 2, ["a", "yarn"])
