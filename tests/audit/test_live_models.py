@@ -294,6 +294,7 @@ def test_a_pretrained_model_is_clean(pretrained: Any, dtype: torch.dtype) -> Non
         assert {"table", "scaling"} & faults(ec.audit(model, length=512))
 
 
+@pytest.mark.slow
 @pytest.mark.peer("gguf")
 @pytest.mark.assets("smollm2")
 def test_faulty_variants_of_a_pretrained_model_are_found(pretrained: Any) -> None:

@@ -1,19 +1,12 @@
 """Case 12: each layer type has its own parameters, and layers without rotation are those the model means."""
 
-import warnings
-
 import pytest
 import torch
 
 import eigenclock as ec
+from cases.reading import read
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-def read(config, **keywords):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ec.encodings(config, **keywords)
 
 
 def angles(encoding: ec.Encoding, time: float) -> torch.Tensor:

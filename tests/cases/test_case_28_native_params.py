@@ -3,24 +3,14 @@
 import json
 import math
 import warnings
-from typing import Any
 
 import pytest
 import torch
 
 import eigenclock as ec
+from cases.reading import frequencies, read
 
 F64 = torch.float64
-
-
-def read(config: Any) -> ec.Encodings:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ec.encodings(config)
-
-
-def frequencies(encoding: ec.Encoding) -> torch.Tensor:
-    return encoding.generator().split().turns[0].freq.reshape(-1)
 
 
 def amplitude(encoding: ec.Encoding) -> float:

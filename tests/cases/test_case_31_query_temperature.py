@@ -2,7 +2,6 @@
 
 import math
 import re
-import warnings
 from typing import Any
 from unittest import mock
 
@@ -10,14 +9,9 @@ import pytest
 import torch
 
 import eigenclock as ec
+from cases.reading import read
 
 F64 = torch.float64
-
-
-def read(config: Any) -> ec.Encodings:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ec.encodings(config)
 
 
 def of_words(text: str | None, t: float) -> float:

@@ -1,22 +1,16 @@
 """Case 32: which channels of latent attention turn together follows ``rope_interleave``, and the reading says what the layers do."""
 
-import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import eigenclock as ec
+from cases.reading import read
 
 F64 = torch.float64
 FLAGGED = ["deepseek_v3", "mistral4", "axk1", "youtu", "glm4_moe_lite", "sarvam_mla"]  # their attention asks for the flag
 UNASKED = ["axk2", "deepseek_v32", "glm_moe_dsa"]  # it does not, whatever stands there
-
-
-def read(config: Any) -> ec.Encodings:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ec.encodings(config)
 
 
 def config(case: Any, kind: str, **extra: Any) -> dict[str, Any]:

@@ -1,27 +1,17 @@
 """Case 40: bases, shares and sizes in lists with one entry per layer are read for each layer, or refused in words."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
 
 import eigenclock as ec
+from cases.reading import frequencies, read
 
 F64 = torch.float64
 FULL, SLIDING = "full_attention", "sliding_attention"
 SIZES = {"head_dim": 16, "num_attention_heads": 4, "num_hidden_layers": 4}
 TYPES = [FULL, SLIDING, SLIDING, FULL]
-
-
-def read(config: Any) -> ec.Encodings:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ec.encodings(config)
-
-
-def frequencies(encoding: ec.Encoding) -> torch.Tensor:
-    return encoding.generator().split().turns[0].freq.reshape(-1)
 
 
 def geometric(theta: float, width: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A probe from anything that turns queries and keys: layouts and forms of positions are found by trying, and said."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,10 +105,14 @@ def takes_fractions(act: Act, width: int, heads: int, dtype: torch.dtype = torch
     return not torch.equal(half[0], whole[0]) or not torch.equal(half[1], whole[1])
 
 
-def with_forms(call: Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Act]]:
-    """Ways of calling f(q, k, positions, back) over layouts of vectors and forms and dtypes of positions."""
+Call = Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
+"""f(q, k, positions, back) -> both moved, where ``back`` brings vectors to (H, T, D)."""
+
+
+def with_forms(call: Call, forms: Mapping[str, Callable[[Tensor], Tensor]] = FORMS) -> Iterator[tuple[str, Act]]:
+    """Ways of calling over layouts of vectors and forms and dtypes of positions."""
     for layout, (there, back) in LAYOUTS.items():
-        for form, shaped in FORMS.items():
+        for form, shaped in forms.items():
             for dtype in (None, torch.float64, torch.float32):
 
                 def act(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.subjects.acting import HEADS, LAYOUTS, WIDTHS, Act, probe_of_action, search, times_as
+from eigenclock.audit.subjects.acting import HEADS, WIDTHS, Act, probe_of_action, search, with_forms
 from eigenclock.audit.subjects.attending import VALUES
 from eigenclock.audit.subjects.options import Options
 from eigenclock.errors import ConfigError
@@ -100,21 +100,14 @@ def _together(parts: dict[str, Probe], first: Probe, name: str, names: list[str]
 
 
 def _ways(function: Callable[..., Any], arguments: int, axes: int, moving: int | None) -> Iterator[tuple[str, Act]]:
-    for layout, (there, back) in LAYOUTS.items():
-        for form, shaped in FORMS.items():
-            for dtype in (None, torch.float64, torch.float32):
+    def call(q: Tensor, k: Tensor, positions: Tensor, back: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        a, b = function(q, k, positions) if arguments == 3 else (function(q, positions), function(k, positions))
+        return back(a), back(b)
 
-                def act(
-                    q: Tensor, k: Tensor, times: Tensor, there: Any = there, back: Any = back, shaped: Any = shaped, dtype: Any = dtype
-                ) -> tuple[Tensor, Tensor]:
-                    positions = shaped(_places(times_as(times, dtype), axes, moving))
-                    if arguments == 3:
-                        a, b = function(there(q), there(k), positions)
-                    else:
-                        a, b = function(there(q), positions), function(there(k), positions)
-                    return back(a), back(b)
+    def placed(shaped: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda times: shaped(_places(times, axes, moving))
 
-                yield f"vectors {layout}, positions {form}", act
+    return with_forms(call, {form: placed(shaped) for form, shaped in FORMS.items()})
 
 
 def _places(times: Tensor, axes: int, moving: int | None) -> Tensor:
