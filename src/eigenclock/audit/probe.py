@@ -59,6 +59,7 @@ class Probe:
         weighed: whether its scores are the logarithms of softmax weights, which are known to the rounding of 1, however small they are.
         follows: the first position that changes the scores of those before it in a call, where its scores follow the longest one.
         factor: times (T,) -> the factor (H, T) of the query's own position that was taken off its scores, where it has one.
+        axes: how many numbers its positions have, where one of them, or all, are the times that are measured.
         counts: whether it is given positions and counts the places in its calls instead.
         unread: why no scores can be read from it, in words, where that is known.
         unmasked: full without a mask, where it takes a mask that changes nothing.
@@ -98,6 +99,7 @@ class Probe:
     weighed: bool = False
     follows: float | None = None
     factor: Callable[[Tensor], Tensor] | None = None
+    axes: int = 1
     counts: bool = False
     unread: str = ""
     unmasked: Full | None = None

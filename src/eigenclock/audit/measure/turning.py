@@ -109,6 +109,7 @@ def _of_head(part: Probe, pairs: Pairs, freq: Tensor, whose: str, head: int, cle
         ratio = pairs.freq.abs() / wanted.abs().clamp_min(1e-300)
         alike = bool((ratio[bad] / ratio[bad][0] - 1).abs().max() < 1e-3) and bool(bad[wanted.abs() * last > 1].all())
         why = f": all pairs turn {float(ratio[bad][0]):.6g} times as fast" if alike and int(bad.sum()) > 1 else ""
+        why = why or _exponent(part, pairs, wanted)
         message = f"the scores turn pair {pair} by {has:.6g} per position, {whose} {want:.6g}{why}"
         value = float((gap / wanted.abs().clamp_min(1e-300))[bad].max())
         severity = "fault" if value > clear or float(gap[bad].max()) * last > radians else "risk"
@@ -127,6 +128,18 @@ def _of_head(part: Probe, pairs: Pairs, freq: Tensor, whose: str, head: int, cle
         advice = "weights trained with the other direction do not fit; (x, y) -> (x cos - y sin, x sin + y cos) is the usual one"
         return Finding("scaling", "fault", message, float(pairs.freq[wrong][0]), float(wanted[wrong][0]), where, advice, SOURCE)
     return None
+
+
+def _exponent(part: Probe, pairs: Pairs, wanted: Tensor) -> str:
+    """Whether exponents run over the whole head in place of the channels that turn, in words."""
+    share = 2 * wanted.numel() / part.head_dim
+    slow = wanted.abs() < 0.99
+    if share >= 1 or not bool(slow.any()) or bool((wanted <= 0).any()) or bool((pairs.freq == 0).any()):
+        return ""
+    ratio = pairs.freq.abs()[slow].log() / wanted[slow].log()
+    if not bool(((ratio - share).abs() <= 1e-4).all()):
+        return ""
+    return f": its exponents 2i/d run over the {part.head_dim} channels of the head in place of the {2 * wanted.numel()} that turn"
 
 
 def _places(pairs: Pairs, n: int) -> Tensor | None:

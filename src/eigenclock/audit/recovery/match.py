@@ -80,8 +80,16 @@ def partial(lags: Lags, parts: list[Stretch]) -> tuple[Encoding, str] | None:
         p_rope = _build(
             {"name": "rope", "head_dim": d, "freq": {"name": "proportional", "share": 2 * len(row) / d, "theta": base}, **sizes}
         )
-        return (p_rope if exactly else enc), short(p_rope)
+        if _gives(lags, p_rope):  # channels i and i + rotary_dim / 2 turn together in partial rotary, i and i + d / 2 in p-RoPE
+            return (p_rope if exactly else enc), short(p_rope)
     return enc, short(whole(published or turned))
+
+
+def _gives(lags: Lags, enc: Encoding) -> bool:
+    """Whether an encoding gives the content that was measured, as near as float32 keeps frequencies."""
+    wanted = {u: lags.at(u).content for u in lags.ladder}
+    off = {u: float((content_of(enc, u) - a).abs().max() / a.abs().max().clamp_min(1e-30)) for u, a in wanted.items()}
+    return all(gap <= 1e-6 + ROUNDED * u + 8 * lags.noise(u) for u, gap in off.items())
 
 
 def _candidates(found: Encoding) -> Iterator[Encoding]:

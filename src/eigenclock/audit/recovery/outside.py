@@ -6,6 +6,7 @@ import torch
 
 from eigenclock.audit.recovery.lags import Lags
 from eigenclock.theory.axioms import Sampling, measure_kernel
+from eigenclock.theory.axioms.sampling import told_apart
 
 BENT = 1e-6
 """Of the largest score: what linearity may miss in float64; in other dtypes it is what rounding does."""
@@ -94,7 +95,8 @@ def _moved(lags: Lags, lag: float, shift: float, place: int) -> str:
         f"head {place // d}, what k[{place % d}] alone adds",
         f"head {place}, the score of zero vectors",
     )
-    return f"t = {lag:g}, s = 0: {values[0]:.6g}; both moved by {shift:g}: {values[1]:.6g} ({names[which]})"
+    was, now = told_apart(*values)
+    return f"t = {lag:g}, s = 0: {was}; both moved by {shift:g}: {now} ({names[which]})"
 
 
 def _law(lags: Lags) -> Broken | None:

@@ -1,15 +1,18 @@
 """Contragredience: a query and a key at one position score alike wherever that is, so that one side undoes the other."""
 
+import math
+
 import torch
 
 from eigenclock.audit.measure.causes import grid_of
 from eigenclock.audit.measure.matrices import action_matrices
-from eigenclock.audit.measure.pairs import read_pairs
+from eigenclock.audit.measure.pairs import blocks_at, read_pairs
 from eigenclock.audit.measure.samples import best, coarse, many, needs_scores, rounding, said, times_of
 from eigenclock.audit.measure.shifts import keeps_rows
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
+from eigenclock.theory.axioms.sampling import told_apart
 
 SOURCE = "section 1 of the derivation: queries take exp(tL)^T, keys exp(-sL)"
 
@@ -23,16 +26,17 @@ def _check(probe: Probe) -> list[Finding]:
     gap = ((z - z[0]).abs() / size).nan_to_num(nan=1e30, posinf=1e30).flatten(1).amax(-1)
     limits = torch.tensor([rounding(probe, t) for t in grid])
     bad = gap > limits
-    if not bool(bad.any()) or keeps_rows(probe.scores, probe):
+    if not bool(bad.any()):
+        return _offset(probe)
+    if keeps_rows(probe.scores, probe):
         return []
     first = int(bad.int().argmax())
     place = int((z[first] - z[0]).abs().flatten().argmax())
     head = place // z.shape[-1]
     numbers = float(z[0].flatten()[place]), float(z[first].flatten()[place])
     severity = "advice" if said(probe, "translation invariance") else "fault"
-    message = (
-        f"a query and a key both at 0 score {numbers[0]:.6g}, both at {grid[first]:g} {numbers[1]:.6g}: one side does not undo the other"
-    )
+    was, now = told_apart(*numbers)
+    message = f"a query and a key both at 0 score {was}, both at {grid[first]:g} {now}: one side does not undo the other"
     advice = "keys take the inverse transpose of what queries take: a factor e^(at) on queries is e^(-as) on keys"
     where: dict[str, float | int | str] = {"t": grid[first], "s": grid[first]}
     still = _still(probe, grid[first])
@@ -56,6 +60,26 @@ def _check(probe: Probe) -> list[Finding]:
                     "both sides must be turned and nothing else: round cos and sin no further than the vectors, and one layout throughout"
                 )
     return [Finding("contragredience", severity, message, float(gap.max()), float(limits[first]), where, advice, SOURCE)]
+
+
+def _offset(probe: Probe) -> list[Finding]:
+    """Keys that stand a constant later than their positions: legal, since the lag alone counts, but A(0) is not the identity."""
+    pairs = None if probe.encoding is not None else read_pairs(best(probe), probe)
+    if pairs is None or not bool((pairs.freq.abs() > 8 * pairs.error).all()):
+        return []
+    phase = blocks_at(best(probe), probe, pairs, [0.0], [0.0])[0, 0].angle()
+    slow = int(pairs.freq.abs().argmin())
+    offset, doubt = -float(phase[slow] / pairs.freq[slow]), 64 * rounding(probe, 1.0, exact=True)
+    left = (phase + pairs.freq * offset + math.pi).remainder(2 * math.pi) - math.pi
+    if float(phase.abs().max()) <= doubt or float(left.abs().max()) > 1e-3 + doubt / float(pairs.freq[slow].abs()):
+        return []
+    offset = round(offset, 6)
+    message = (
+        f"a query and a key at one position are {offset:g} apart: keys stand {abs(offset):g} {'later' if offset > 0 else 'earlier'} than "
+    )
+    message += "their positions, everywhere alike, so that scores follow the lag and A(0) is not the identity"
+    advice = "nothing, if it is meant: the lag alone counts; a spec has no such offset, and scores at lag 0 are not those of the vectors"
+    return [Finding("contragredience", "advice", message, offset, 0.0, {"offset": offset}, advice, SOURCE)]
 
 
 def _still(probe: Probe, t: float) -> str:

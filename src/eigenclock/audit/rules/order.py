@@ -14,6 +14,8 @@ SOURCE = "a score belongs to its two times: their order in the call, their ties 
 
 ADVICE = "index by the times that are given; a count of one's own is right for sequences from 0 without padding alone"
 
+TIMES = "use each time as it is given: no rank among the times of the call, no origin of another token, nor their largest"
+
 
 def _applies(probe: Probe) -> str | None:
     return None if probe.counts else needs_scores(probe)
@@ -60,9 +62,53 @@ def _together(probe: Probe, steps: Tensor, q: Tensor, k: Tensor, straight: Tenso
                 f"a key at {time} scores {float(alone[h, i]):.6g} alone and {float(straight[h, i, j]):.6g} in a call with keys at other "
             )
             message += "times: the times beside it count"
-            advice = "use each time as it is given: no rank among the times of the call, nor their largest"
-            return [Finding("order", "fault", message, float(gap.max()), limit, {"s": float(time), "place": j}, advice, SOURCE)]
+            return [Finding("order", "fault", message, float(gap.max()), limit, {"s": float(time), "place": j}, TIMES, SOURCE)]
+    return _of_queries(probe, steps, q, k, limit) or _in_pieces(probe, min(24, probe.length))
+
+
+def _of_queries(probe: Probe, steps: Tensor, q: Tensor, k: Tensor, limit: float) -> list[Finding]:
+    """A query in one call with others scores what it scores alone: its own time is the origin of its row, not that of another query."""
+    assert probe.scores is not None
+    times = steps.unique()[1:]
+    n = times.numel()
+    together = probe.scores(q[:, :n], k, times, steps).double()
+    for i, time in enumerate(times.tolist()):
+        alone = probe.scores(q[:, i : i + 1], k, times[i : i + 1], steps).double()[:, 0]
+        gap = torch.where(steps <= time, (alone - together[:, i]).abs(), 0.0).nan_to_num(nan=0.0, posinf=0.0)
+        if float(gap.max()) > limit:
+            h, j = torch.unravel_index(gap.argmax(), gap.shape)
+            message = f"a query at {time} scores a key at {int(steps[j])} by {float(alone[h, j]):.6g} alone and by "
+            message += (
+                f"{float(together[h, i, j]):.6g} in a call with other queries: their times count, so that decode and prefill disagree"
+            )
+            where = {"t": float(time), "s": float(steps[j]), "head": int(h)}
+            return [Finding("order", "fault", message, float(gap.max()), limit, where, TIMES, SOURCE)]
     return []
+
+
+def _in_pieces(probe: Probe, n: int) -> list[Finding]:
+    """Causal attention without a cache of its own: the outputs of the first tokens are those of a call with these alone."""
+    if probe.full is None or probe.kind not in ("callable", "module") or probe.decode is not None:
+        return []
+    q, k = probe.content(n, seed=9)
+    v, times = probe.content(n, seed=10)[1], torch.arange(n)
+    whole, other = (probe.full(q, x, y, times).double() for x, y in ((k, v), (_but_last(k), _but_last(v))))
+    if not torch.equal(whole[:, :-1], other[:, :-1]):
+        return []  # it is not causal
+    limit = 2 * rounding(probe, n) * (float(whole.abs().max()) or 1.0)
+    for cut in range(1, n):
+        part = probe.full(q[:, :cut], k[:, :cut], v[:, :cut], times[:cut]).double()
+        gap = (part[:, -1] - whole[:, cut - 1]).abs().nan_to_num(nan=torch.inf)
+        if float(gap.max()) > limit:
+            message = f"token {cut - 1} gives other numbers in a call with later tokens than in one that ends with it, off by "
+            message += f"{float(gap.max()):.3g}: what comes after it counts, so that decode and prefill disagree"
+            return [Finding("order", "fault", message, float(gap.max()), limit, {"token": cut - 1}, TIMES, SOURCE)]
+    return []
+
+
+def _but_last(x: Tensor) -> Tensor:
+    """The same with another last token."""
+    return torch.cat([x[:, :-1], -2 * x[:, -1:]], 1)
 
 
 RULE = Rule("order", "do scores follow the times given, ties and order included", _applies, _check)

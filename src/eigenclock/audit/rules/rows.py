@@ -45,7 +45,7 @@ def _check(probe: Probe) -> list[Finding]:
     own = _own_times(probe, n)
     alone = call(q, k, v, own, None, None).double()
     limit = 2 * rounding(probe, n)
-    beside = "a row whose times begin elsewhere gives other numbers beside others than alone"
+    beside = "a row gives other numbers beside others, whose times begin elsewhere or reach further, than alone"
     behind = "a document packed behind another gives other numbers than alone"
     padded = "a row padded on the left gives other numbers than alone"
     tried: list[tuple[str, str, Callable[[], Gap]]] = [
@@ -68,7 +68,7 @@ def _check(probe: Probe) -> list[Finding]:
         if gap is not None and not gap[0] <= limit:
             message = f"{words}: token {gap[1]} is off by {gap[0]:.3g} of the largest output"
             advice = {
-                "offsets": "keep one position per row and token; a counter that rows share is wrong for all but one",
+                "offsets": "keep one position per row and token; a counter or longest position that rows share is wrong for all but one",
                 "left padding": "count positions from the first real token of the row, and mask the padding",
                 "documents": "restart positions with each document, and let it see no other",
             }[what]
@@ -102,10 +102,15 @@ def _offsets(probe: Probe, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Gap:
     start = min(5, probe.length - 2 * n)
     if start < 1:
         return None
-    times = torch.stack([torch.arange(n), 2 * torch.arange(n) + start])
     both = [torch.cat([x, x.flip(-1)]) for x in (q, k, v)]
-    want = torch.cat([call(*(x[i : i + 1] for x in both), times[i : i + 1], None, None) for i in (0, 1)]).double()
-    return _gap(call(*both, times, None, None), want)
+    far = torch.linspace(0, probe.length - 1, n).long()  # across every length at which a schedule may switch
+    for other in (2 * torch.arange(n) + start, far):
+        times = torch.stack([torch.arange(n), other])
+        want = torch.cat([call(*(x[i : i + 1] for x in both), times[i : i + 1], None, None) for i in (0, 1)]).double()
+        gap = _gap(call(*both, times, None, None), want)
+        if not gap[0] <= 2 * rounding(probe, float(other[-1])):
+            return gap
+    return None
 
 
 def _own_times(probe: Probe, n: int) -> Tensor | None:

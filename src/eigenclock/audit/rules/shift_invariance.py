@@ -11,6 +11,7 @@ from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.history import remembered
 from eigenclock.audit.rules.precision import first_merged
 from eigenclock.audit.rules.rule import Rule
+from eigenclock.theory.axioms.sampling import told_apart
 
 SOURCE = "axiom 2 of the derivation: score(t + c, s + c) = score(t, s)"
 
@@ -22,7 +23,8 @@ def _check(probe: Probe) -> list[Finding]:
     if found is None:
         return [] if probe.factor is None else [_tempered(probe)]
     value, limit, where, numbers = found = smallest(probe.scores, probe, found, sizes)
-    text = f"t = {where['t']:g}, s = {where['s']:g}: score {numbers[0]:.6g}; both moved by {where['shift']:g}: {numbers[1]:.6g}"
+    was, now = told_apart(*numbers)
+    text = f"t = {where['t']:g}, s = {where['s']:g}: score {was}; both moved by {where['shift']:g}: {now}"
     if said(probe, "translation invariance"):
         return [Finding("shift_invariance", "advice", f"absolute positions, as it says: {text}", value, limit, where, "", SOURCE)]
     rows = all(keeps_rows(fn, probe) for fn in (probe.scores, best(probe)))  # in 16 bits much is kept that changes in float64

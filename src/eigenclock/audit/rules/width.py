@@ -4,6 +4,7 @@ from eigenclock.audit.measure.claims import claims, trusted, turn_of
 from eigenclock.audit.measure.pairs import Pairs, read_pairs
 from eigenclock.audit.measure.samples import best, needs_scores, step_of, unlike_heads
 from eigenclock.audit.probe import Probe
+from eigenclock.audit.recovery.match import USUAL, base_of
 from eigenclock.audit.report import Finding
 from eigenclock.audit.rules.rule import Rule
 
@@ -19,17 +20,43 @@ def claimed_widths(probe: Probe) -> set[int]:
 
 
 def _applies(probe: Probe) -> str | None:
-    return needs_scores(probe) or (None if claimed_widths(probe) else "nothing says how many channels should turn")
+    return needs_scores(probe) or (None if claimed_widths(probe) or _bare(probe) else "nothing says how many channels should turn")
+
+
+def _bare(probe: Probe) -> bool:
+    """Whether it is code alone, about which nothing is said."""
+    return probe.axes == 1 and not claims(probe) and not probe.tables and probe.encoding is None and probe.config is None
 
 
 def _check(probe: Probe) -> list[Finding]:
     claimed = claimed_widths(probe)
+    if not claimed:
+        return _exponents(probe)
     for head in unlike_heads(probe):
         pairs = read_pairs(best(probe), probe, head)
         found = [] if pairs is None else _of_head(probe, pairs, claimed, head)
         if found:
             return found
     return []
+
+
+def _exponents(probe: Probe) -> list[Finding]:
+    """Frequencies of a usual base where exponents run over the whole head, though a part of its channels turns."""
+    pairs = read_pairs(best(probe), probe)
+    if pairs is None or not pairs.still.numel() or not pairs.freq.numel() or pairs.layout is None:
+        return []
+    turning, d = 2 * pairs.freq.numel(), probe.head_dim
+    row = pairs.freq.abs().tolist()
+    own, whole = base_of(row), base_of(row, d // 2)
+    together = pairs.layout == "interleaved" or int(pairs.second[0] - pairs.first[0]) == turning // 2  # p-RoPE pairs over the whole head
+    if not together or own in USUAL or whole not in USUAL:
+        return []
+    message = (
+        f"{turning} of {d} channels turn, by frequencies of the base {whole:g} with exponents 2i/{d}: over the {turning} that turn it "
+    )
+    message += f"would be 2i/{turning}" + (f", as it is their base is {own:g}" if own else "")
+    advice = "take the exponent over the channels that turn, as GPT-NeoX and GPT-J do; nothing, if a slow turn is meant"
+    return [Finding("width", "advice", message, d, turning, {"channels": turning}, advice, SOURCE)]
 
 
 def _of_head(probe: Probe, pairs: Pairs, claimed: set[int], head: int) -> list[Finding]:

@@ -89,6 +89,9 @@ def read(subject: Any, options: Options) -> Probe | None:
             "f(q, k, cos, sin), f(q, k, v, positions), f(q, k, start_pos), f(q, k, v, start_pos), f(heads), f(heads, q_pos, k_pos) or "
             "score_mod(score, b, h, q_idx, kv_idx)"
         )
+    several = several_axes.where_needed(found, function, names, options, name_of(subject), kind, **module)
+    if several is not None:
+        return several
     if found is not None and len(names) == 2 and mixes(found):
         return of_hidden(found, options, name_of(subject), kind, f"{name} by its signature", **module)
     if found is not None:

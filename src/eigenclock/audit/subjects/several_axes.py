@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eigenclock.audit.probe import Probe
-from eigenclock.audit.subjects.acting import HEADS, WIDTHS, Act, probe_of_action, search, with_forms
+from eigenclock.audit.subjects.acting import HEADS, WIDTHS, Act, Found, probe_of_action, search, with_forms
 from eigenclock.audit.subjects.attending import VALUES
 from eigenclock.audit.subjects.options import Options
 from eigenclock.errors import ConfigError
@@ -45,7 +45,7 @@ def read(function: Callable[..., Any], names: list[str], options: Options, name:
             )
         layer = ALL_AXES if moving is None else f"axis {moving}"
         probe = probe_of_action(found, options, f"{name}, {layer}", kind, **more)
-        parts[layer] = replace(probe, notes=())
+        parts[layer] = replace(probe, notes=(), axes=axes)
         first = first or probe
     assert first is not None
     return _together(parts, first, name, names, axes, **more)
@@ -70,7 +70,7 @@ def of_axes(single: Callable[[Callable[..., Tensor]], Probe], function: Callable
         else:
             first = parts["axis 0"]
             name = getattr(function, "__name__", type(function).__name__)
-            named = {layer: replace(part, name=f"{name}, {layer}", notes=()) for layer, part in parts.items()}
+            named = {layer: replace(part, name=f"{name}, {layer}", notes=(), axes=options.axes) for layer, part in parts.items()}
             notes = (f"positions {form}", *first.notes)
             return _together(named, replace(first, notes=notes), name, names, options.axes)
     raise ConfigError(f"positions {' or '.join(FORMS)} for axes={options.axes}: {refused}")
@@ -97,6 +97,25 @@ def _together(parts: dict[str, Probe], first: Probe, name: str, names: list[str]
     how = f"{name}({', '.join(names)}) by its signature, positions of {axes} numbers: each moves alone (the others at {STILL}), then all do"
     sizes = (first.head_dim, first.heads or HEADS, first.kv_heads, first.length, first.dtype)
     return Probe(name, first.kind, *sizes, layers=parts, notes=(how, *first.notes), **more)
+
+
+def where_needed(
+    found: Found | None, function: Callable[..., Any], names: list[str], options: Options, *said: str, **more: Any
+) -> Probe | None:
+    """The probes of a function that refuses a token with one number for its position, and takes two or three; None for others."""
+    if found is not None:
+        x = torch.ones(found.heads, 1, found.head_dim)
+        try:
+            found.act(x, x[: found.kv_heads or found.heads], torch.tensor([3]))
+        except Exception:  # (1, T) is taken for T tokens of one number by chance
+            found = None
+    for axes in (2, 3) if found is None and len(names) in (2, 3) else ():
+        try:
+            probe = read(function, names, replace(options, axes=axes), *said, **more)
+        except ConfigError:
+            continue
+        return replace(probe, notes=(f"its positions are taken as {axes} numbers for each token: axes={axes} says so", *probe.notes))
+    return None
 
 
 def _ways(function: Callable[..., Any], arguments: int, axes: int, moving: int | None) -> Iterator[tuple[str, Act]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eigenclock.errors import ShapeError
 from eigenclock.theory.axioms.group_law import Blocks
-from eigenclock.theory.axioms.sampling import Kernel, Map, Residual, Sampling, Witness, scale_of, unknown
+from eigenclock.theory.axioms.sampling import Kernel, Map, Residual, Sampling, Witness, scale_of, told_apart, unknown
 
 
 class Subject:
@@ -112,7 +112,8 @@ def shift_invariance_of(subject: Subject) -> Residual:
         c, i, j = torch.unravel_index(torch.where(worst > at.limit, size, torch.inf).argmin(), worst.shape)
         n = probe[c, i, j]
         t, s, shift, values = float(grid[i]), float(grid[j]), moves[int(c)], (float(base[n, i, j]), float(moved[c, n, i, j]))
-        text = f"t = {t:g}, s = {s:g}: score {values[0]:.6g}; both moved by {shift:g}: {values[1]:.6g}"
+        was, now = told_apart(*values)
+        text = f"t = {t:g}, s = {s:g}: score {was}; both moved by {shift:g}: {now}"
         found = Witness((t, s), values, text, shift, float(worst[c, i, j]))
     lost = int((~finite & tried).sum())
     return Residual("shift_invariance", float(worst.max()), at.limit, found, "; ".join(_left_out(lost, "scores")))

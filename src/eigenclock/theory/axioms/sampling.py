@@ -11,6 +11,19 @@ Map = Callable[[Float[Tensor, "N D"], float], Float[Tensor, "N E"]]
 Kernel = Callable[[float], Float[Tensor, "p q"]]
 
 
+def told_apart(*values: float) -> tuple[str, ...]:
+    """Numbers in six digits, or in as many more as keep those that differ different.
+
+    >>> told_apart(0.5403021, 0.5403024), told_apart(1.0, 2.0)
+    (('0.5403021', '0.5403024'), ('1', '2'))
+    """
+    for digits in range(6, 18):
+        texts = tuple(f"{value:.{digits}g}" for value in values)
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Where the axioms are tried, and how large a residual may be.
