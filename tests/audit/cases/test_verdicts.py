@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,33 @@ def test_33_a_config_that_was_not_read_is_not_ok(name):
     judged(report)
     if not name.startswith("esm2"):  # these are types that are known, and read as the rotation that they name
         assert report.ok is None, report
+
+
+WORDS = {
+    "esm2": "position_embedding_type names a rotation: its base, 10000",
+    "esm2_te": "position_embedding_type names a rotation: its base, 10000",
+    "rwkv6": "no rotation, a recurrence with a decay per channel",
+    "flux": "axes_dims_rope=[16, 56, 56]",
+    "plain": "without rope_theta or rope_parameters",
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_33_what_is_said_names_what_the_config_says(name):
+    report = ec.audit(CONFIGS[name])
+    said = [*report.notes, *report.unjudged]
+    assert any(WORDS[name] in text for text in said), said
+    assert not any("expected rope_theta" in text for text in said)
+
+
+def test_33_esm2_turns_as_the_case_says():
+    expect = case(33)["expect"]["esm2"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is assumed
+        enc = ec.encodings(CONFIGS["esm2"]).only
+    turn = enc.generator().split().turns[0]
+    assert (enc.head_dim, turn.freq.numel(), turn.pairing) == (expect["rotary_width"], expect["pairs"], expect["layout"])
+    assert abs(float(turn.freq.reshape(-1)[-1]) - expect["last_frequency"]) < 1e-15
 
 
 def test_33_the_exit_status_says_so_alone_and_among_others(run, tmp_path):

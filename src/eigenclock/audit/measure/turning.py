@@ -1,17 +1,18 @@
 """How fast the scores themselves turn, and which way, against what the config asks for or the table of the subject holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from eigenclock.audit.measure.claims import claims, frozen, matched, trusted, turn_of
+from eigenclock.audit.measure.claims import claims, frozen, lengths_of, matched, read_again, trusted, turn_of
 from eigenclock.audit.measure.pairs import Pairs, read_pairs
 from eigenclock.audit.measure.samples import SINGLE, best, unlike_heads
 from eigenclock.audit.measure.shifts import exact_law
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.report import Finding
+from eigenclock.encodings import Encoding
 
 TABLE = "its table holds"
 SOURCE = "rotation by position times frequency, both sides alike: the lag turns each pair by its frequency"
@@ -24,8 +25,8 @@ def applies(probe: Probe) -> str | None:
 
 def asked(probe: Probe) -> Iterator[tuple[str, Probe, Tensor, str]]:
     """Layer type, what is measured there, the frequencies (n,) it should turn with, and who says so."""
-    told = {name: turn.freq for name, enc in claims(probe).items() for turn in (turn_of(enc),) if turn is not None}
-    told = told if trusted(probe) and not frozen(probe) else {}
+    told = {name: turn.freq for name, enc in _in_use(probe).items() for turn in (turn_of(enc),) if turn is not None}
+    told = told if trusted(probe) else {}
     for layer, part in {"": probe, **probe.layers}.items():
         kind = layer.rpartition(", layer ")[0] or ("" if layer.startswith("layer ") else layer)
         if part.scores is None or (part.encodings is not None and part.tables == {} and part.action is None):
@@ -35,6 +36,31 @@ def asked(probe: Probe) -> Iterator[tuple[str, Probe, Tensor, str]]:
         elif kind in probe.tables or len(probe.tables) == 1:
             table = probe.tables.get(kind, next(iter(probe.tables.values())))
             yield layer, part, table.inv_freq.detach().double().cpu(), TABLE
+
+
+def _in_use(probe: Probe) -> Mapping[str, Encoding]:
+    """What the config asks for at the length in use, where its frequencies follow that."""
+    if probe.config is None or not frozen(probe):
+        return claims(probe)
+    return read_again(probe.config, probe, float(probe.length))
+
+
+def _of_another_length(probe: Probe, layer: str, pairs: Pairs) -> str:
+    """The length whose frequencies these are, in words, where they follow it."""
+    if probe.config is None or not frozen(probe):
+        return ""
+    for length in lengths_of(probe.config):
+        found = read_again(probe.config, probe, length)
+        enc = found.get(layer) or (next(iter(found.values())) if len(found) == 1 else None)
+        turn = None if enc is None else turn_of(enc)
+        place = None if turn is None else _places(pairs, turn.freq.numel())
+        if turn is None or place is None:
+            continue
+        wanted = turn.freq.double().abs()[place]
+        if bool(((pairs.freq.abs() - wanted).abs() <= 64 * SINGLE * wanted + 2 * pairs.error).all()):
+            of = "the one its config is read for" if length is None else f"{length:g}"
+            return f": its table is that of another length, {of}, and {probe.length} positions are in use"
+    return ""
 
 
 def turning(probe: Probe, clear: float, radians: float) -> list[Finding]:
@@ -53,7 +79,8 @@ def turning(probe: Probe, clear: float, radians: float) -> list[Finding]:
             finding = None if pairs is None else _of_head(part, pairs, freq.double(), whose, head, clear, radians)
             if finding is not None and pairs is not None:
                 mixed = _of_others(probe, layer, pairs)
-                finding = replace(finding, message=finding.message + mixed, rule="layer_types" if mixed else finding.rule)
+                length = "" if mixed else _of_another_length(probe, layer, pairs)
+                finding = replace(finding, message=finding.message + mixed + length, rule="layer_types" if mixed else finding.rule)
                 where = {**finding.where, **({"layer": layer} if layer else {})}
                 found.append(
                     Finding(finding.rule, finding.severity, finding.message, finding.measured, finding.limit, where, finding.advice, SOURCE)

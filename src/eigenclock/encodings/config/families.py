@@ -132,7 +132,7 @@ _SECTIONED = """
 diffusion_gemma_text embedding_gemma2_text laguna muse_glimmer_text muse_spark_text ultrabert higgs_audio_v2 openai_privacy_filter neomme
 """
 NEED_SECTION = frozenset(_SECTIONED.split())
-THETA_IN_NO_KEY = frozenset(("gptj", "codegen", "roformer"))  # 10000 is written into the model
+THETA_IN_NO_KEY = frozenset(("gptj", "codegen", "roformer", "esm", "nv_esm"))  # 10000 is written into the model
 
 # The share of the head that turns where the config does not say, and all of it elsewhere.
 DEFAULT_SHARE: Mapping[str, float] = {
@@ -274,6 +274,7 @@ OUTSIDE: Mapping[str, str] = {
     ),
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5"), "a learned bias per bucket of the lag, which is not continuous in time"),
     **dict.fromkeys(_RECURRENT.split(), "a recurrence in place of attention"),
+    **dict.fromkeys(("rwkv6", "rwkv7", "gla", "hgrn2"), "no rotation, a recurrence with a decay per channel in place of attention"),
 }
 
 # What stands under position_embedding_type where it is no rotation, and what it means.

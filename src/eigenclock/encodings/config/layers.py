@@ -287,6 +287,9 @@ def _filled(section: Mapping[str, Any], top: Mapping[str, Any], where: str, acco
 def _default_theta(model_type: str, theta: float | None, account: Account) -> float | None:
     if theta is not None or model_type in families.THETA_IN_NO_KEY:
         value = 10000.0 if theta is None else theta
+        if model_type in families.ASK_FOR_KIND:
+            account.note(f"position_embedding_type names a rotation: its base, {value:g}, is written into the code of the model")
+            return value
         account.note(f"rope_theta is named nowhere: {value:g} is written into the code of the model")
         return value
     if model_type in (families.HALF | families.INTERLEAVED) - families.NEED_SECTION:

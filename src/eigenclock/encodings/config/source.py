@@ -86,8 +86,10 @@ def understand(config: Mapping[str, Any], account: Account) -> Source:
 
         return from_gguf(config, account)
     if "_class_name" in config:
+        keys = [key for key in config if "rope" in str(key).lower() or "pos_embed" in str(key).lower()]
+        named = "".join(f", with {key}={config[key]!r}" for key in keys)
         raise UnsupportedError(
-            f"got a config of diffusers ({config['_class_name']!r}), whose positions are no keys of Hugging Face's language models; "
+            f"got a config of diffusers ({config['_class_name']!r}{named}), whose positions are no keys of Hugging Face's language models; "
             "expected the config of a language model, or ec.axial_rope and its kin by hand"
         )
     if "model_type" not in config:
