@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], list[str]]] = {
     "negative rate": (lambda: ec.decay(D, rate=-0.1), ec.GrowthError, ["-0.1", "rate", ">= 0"]),
     "negative rate of damped_rope": (lambda: ec.damped_rope(D, rate=[0.1, 0.1, -2.5, 0.1]), ec.GrowthError, ["-2.5", "rate"]),
     "negative rate of decay_bias": (lambda: ec.decay_bias(D, heads=2, rate=-1.0), ec.GrowthError, ["-1", "rate"]),
-    "negative half-life": (lambda: ec.decay(D, half_life=-3.0), (ec.GrowthError, ec.ConfigError), ["-3", "half-life"]),
+    "negative half-life": (lambda: ec.decay(D, half_life=-3.0), (ec.GrowthError, ec.ConfigError), ["-3", "half_life"]),
     "negative slope": (lambda: ec.alibi(D, heads=2, slopes=(0.5, -0.5)), ec.GrowthError, ["-0.5", "slope"]),
     # clocks
     "decreasing times with a decay": (
