@@ -256,7 +256,9 @@ def test_a_clock_of_nanoseconds_needs_a_step() -> None:
     plain = ec.audit(ec.decay_bias(8, heads=2, half_life=(10.0, 40.0)), length=256)
     wanted = torch.tensor([block.rate.value for block in plain.blocks if block.rate], dtype=torch.float64)
     torch.testing.assert_close(rate, wanted, rtol=1e-6, atol=0)
-    assert any("give step=" in note for note in ec.audit(enc, length=256).notes)
+    assert any("one position is 1s" in note for note in ec.audit(enc, length=256).notes)
+    coarse = ec.decay_bias(8, heads=2, half_life=("1h", "4h"), clock=ec.Timestamps("min", per="s"))
+    assert any("one position is 1min" in note for note in ec.audit(coarse, length=256).notes)
     for wrong in ({"step": "1s"}, {"step": "0s"}, {"step": "often"}):
         with pytest.raises(ConfigError):
             ec.audit(ec.rope(8) if wrong["step"] == "1s" else enc, length=64, **wrong)

@@ -46,7 +46,8 @@ def audit(
         dtype: the dtype it is used in; by default float64 for encodings, that of the weights for models, else float32.
         axes: how many numbers a position is, for functions that take positions (T, axes): each axis is measured by itself, the others held
             still, and all of them moving together.
-        step: what one position lasts ("1ms"), for an encoding whose clock has a unit: positions 0, 1, .. of nanoseconds would be one time.
+        step: what one position lasts ("1ms"), for an encoding whose clock reads stamps; by default one unit of its rates, since a context
+            of nanoseconds would be one time to rates per second.
         declared: what the subject is meant to be, an encoding, its text, a config or a base, where it says nothing of that itself.
         at: pairs of times (t, s) at which the law is measured beside those that are sampled; a note gives both scores.
     Units: positions in the unit of the subject's clock, or in steps.

@@ -9,6 +9,7 @@ from eigenclock.attention import attention, cached_attention, scores
 from eigenclock.audit.probe import Probe
 from eigenclock.audit.subjects.options import Options
 from eigenclock.clocks import Axes, Clock, Index, duration
+from eigenclock.clocks.units import seconds
 from eigenclock.encodings import ENCODINGS, Encoding, encoding
 from eigenclock.encodings.cite import spec_tree
 from eigenclock.encodings.outside import Outside
@@ -147,9 +148,11 @@ def _step(clock: Clock, step: str | None) -> tuple[int | float, str]:
 
     Raises: ConfigError where the clock counts no stamps of a unit, or the step is none of that.
     """
-    unit = getattr(clock, "stamp_unit", None)
-    if step is None:
-        return 1, "" if unit is None else f"one position is 1 {unit} of the clock: give step= to space them otherwise"
+    unit = clock.stamp_unit
+    if step is None and (unit is None or clock.unit is None):
+        return 1, ""
+    if step is None:  # in nanoseconds a whole context would be one time to rates per second
+        step = f"1{unit if seconds(str(unit)) > seconds(str(clock.unit)) else clock.unit}"
     if unit is None:
         raise ConfigError(f"got step={step!r} for {clock!r}, whose times have no unit; expected it for Timestamps or Sessions alone")
     stamps = duration(step, unit)
