@@ -373,3 +373,17 @@ def test_27_columns_with_exponents_of_their_own(use):
     if use == "rotated":
         sound(ec.audit(lambda x, positions: per_column(x, positions, True), head_dim=8, length=256))
     assert math.isfinite(shift.measured)
+
+
+@pytest.mark.parametrize("warp", [0.0, 1e-4])
+def test_rounded_positions_are_named_where_they_are_what_breaks_the_law(warp):
+    """Positions in bfloat16 whatever the vectors are; and the same beside a clock that runs off from the start."""
+
+    def scores(q, k, positions_q, positions_k):
+        t, s = (p.bfloat16().double() for p in (positions_q, positions_k))
+        t, s = (p + warp * p**2 for p in (t, s))
+        return q @ k.mT - 0.01 * (t[:, None] - s).to(q.dtype).abs()
+
+    found = next(f for f in ec.audit(scores, head_dim=8, heads=2, length=1024).findings if f.rule == "shift_invariance")
+    assert ("positions are rounded before use" in found.message) == (warp == 0.0)
+    assert ("the law itself" in found.message) == (warp != 0.0)

@@ -1,5 +1,7 @@
 """Shift invariance: scores depend on the lag alone, over the whole length, in the dtype used."""
 
+from dataclasses import replace
+
 import torch
 
 from eigenclock.audit.measure.causes import Cause, causes_of, grid_of
@@ -13,6 +15,8 @@ from eigenclock.audit.rules.precision import first_merged
 from eigenclock.audit.rules.rule import Rule
 from eigenclock.theory.axioms.sampling import told_apart
 
+LEAST = 4
+"""Fewer positions say nothing of a law."""
 SOURCE = "axiom 2 of the derivation: score(t + c, s + c) = score(t, s)"
 
 
@@ -70,7 +74,7 @@ def _explained(probe: Probe, law: bool, cause: Cause | None) -> tuple[str, str]:
     if cause is not None and cause.words:
         return f" ({cause.words})", "keep frequencies, positions and angles in float32 or better, and round cos and sin once, at the end"
     merged = first_merged(probe) if law else None
-    if merged is not None and merged >= 0:
+    if merged is not None and merged >= 0 and _keeps_before(probe, merged):
         words = f" (positions are rounded before use: {merged:.0f} and {merged + 1:.0f} are one)"
         return words, "keep positions as integers or in float32 or better, and take their difference before anything is rounded"
     if law:
@@ -79,6 +83,12 @@ def _explained(probe: Probe, law: bool, cause: Cause | None) -> tuple[str, str]:
         f" (by rounding: in float64 the law holds, in {name_of(probe.dtype)} it does not)",
         "compute the differences of positions before they are rounded, and both factors with a reference between key and query",
     )
+
+
+def _keeps_before(probe: Probe, merged: float) -> bool:
+    """Whether the law holds among the positions up to the first that is one with its successor: else rounding is not what breaks it."""
+    length = int(merged) + 1
+    return length < LEAST or worst_shift(best(probe), replace(probe, length=length)) is None
 
 
 RULE = Rule("shift_invariance", "do scores depend on the lag alone", needs_scores, _check)
