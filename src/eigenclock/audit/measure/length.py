@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eigenclock.audit.measure.samples import many, rounding
+from eigenclock.audit.measure.samples import SINGLE, best, many
 from eigenclock.audit.measure.shifts import worst_shift
 from eigenclock.audit.probe import Action, Probe, Scores
 
@@ -44,12 +44,14 @@ def holding(probe: Probe) -> Probe:
     if fn is None or probe.weighed or probe.encoding is not None or probe.as_read or last < 4:
         return probe
     q, k = probe.content(4)
-    lags = [0.0, 1.0, 2.0]
-    near = many(fn, probe, q, k, lags, 0.0)
-    limit = 2 * rounding(probe, last) * float(near.abs().nan_to_num(posinf=0.0, neginf=0.0).max())
+    lags, finest = [0.0, 1.0, 2.0], best(probe)
+    near = many(finest, probe, q, k, lags, 0.0)
+    # The same tokens at the same positions: what differs by more than the rounding of sums is the length of the call.
+    steps = SINGLE if probe.exact is not None else max(SINGLE, probe.unit_roundoff)
+    limit = 64 * steps * float(near.abs().nan_to_num(posinf=0.0, neginf=0.0).max())
 
     def changes(position: int) -> bool:
-        return float((many(held(fn, position), probe, q, k, lags, 0.0) - near).abs().nan_to_num(nan=torch.inf).max()) > limit
+        return float((many(held(finest, position), probe, q, k, lags, 0.0) - near).abs().nan_to_num(nan=torch.inf).max()) > limit
 
     if not changes(last):
         return probe
