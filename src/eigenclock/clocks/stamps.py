@@ -10,12 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eigenclock.clocks.units import SECONDS
+from eigenclock.clocks.units import NUMPY, OURS, SECONDS
 from eigenclock.errors import ClockError
 
-_NUMPY = {"min": "m", "d": "D", "w": "W"}
-"""Units that numpy calls otherwise."""
-_OURS = {theirs: ours for ours, theirs in _NUMPY.items()}
 _ISO = re.compile(r"^(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?)\s*(Z|[+-]\d\d:?\d\d)?$")
 EXPECTED = (
     "expected integers or floats, datetime64, datetimes, ISO text such as '2024-05-01T09:30:00+02:00', or a column of these (of pandas: "
@@ -108,11 +105,15 @@ def counted(times: np.ndarray, unit: str) -> Tensor:
     tensor([1440, 3600])
     """
     if bool(np.isnat(times).any()):
-        raise ClockError("got NaT among the times; expected a timestamp for every token: drop those rows or fill them")
-    stamps = times.astype(f"datetime64[{_NUMPY.get(unit, unit)}]")
+        raise _missing()
+    stamps = times.astype(f"datetime64[{NUMPY.get(unit, unit)}]")
     if not bool((stamps.astype(times.dtype) == times).all()):
         raise _no_count(str(times.dtype), unit)
     return torch.from_numpy(np.ascontiguousarray(stamps.astype(np.int64)))
+
+
+def _missing() -> ClockError:
+    return ClockError("got NaT among the times; expected a timestamp for every token: drop those rows or fill them")
 
 
 def _no_count(what: str, unit: str) -> ClockError:
@@ -137,9 +138,9 @@ def _elements(array: np.ndarray, unit: str) -> Tensor:
 
 def _count(stamp: np.datetime64, unit: str) -> int:
     if np.isnat(stamp):
-        raise ClockError("got NaT among the times; expected a timestamp for every token: drop those rows or fill them")
+        raise _missing()
     name, step = np.datetime_data(stamp.dtype)
-    length = SECONDS.get(_OURS.get(name, name))
+    length = SECONDS.get(OURS.get(name, name))
     count = Fraction(1, 2) if length is None else int(stamp.astype(np.int64)) * step * length / SECONDS[unit]
     if count.denominator != 1 or not -(2**63) <= count < 2**63:
         raise _no_count(str(stamp), unit)

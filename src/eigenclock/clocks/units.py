@@ -20,6 +20,9 @@ SECONDS: dict[str, Fraction] = {
     "d": Fraction(86400),
     "w": Fraction(7 * 86400),
 }
+NUMPY = {"min": "m", "d": "D", "w": "W"}
+"""Units that numpy calls otherwise."""
+OURS = {theirs: ours for ours, theirs in NUMPY.items()}
 _PART = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]+)")
 _DURATION = re.compile(rf"^\s*(?:{_PART.pattern}\s*)+$")
 
@@ -113,7 +116,7 @@ def _elapsed(value: dt.timedelta | np.timedelta64) -> Fraction:
     if np.isnat(value):
         raise ConfigError("got NaT for a duration; expected a finite one")
     name, count = np.datetime_data(value.dtype)
-    known = {"D": "d", "W": "w", "m": "min"}.get(name, name)
+    known = OURS.get(name, name)
     if known not in SECONDS:
         raise ConfigError(f"got the duration {value!r} in {name!r}, which has no fixed length here; expected one in {', '.join(SECONDS)}")
     return int(value.astype(np.int64)) * count * SECONDS[known]
@@ -139,5 +142,6 @@ def duration_text(value: dt.timedelta | np.timedelta64) -> str:
     ('90min', '1500us')
     """
     length = _elapsed(value)
-    name = next((n for n in reversed(SECONDS) if (length / SECONDS[n]).denominator == 1), "ns")
-    return f"{length / SECONDS[name]}{name}" if (length / SECONDS[name]).denominator == 1 else f"{float(length)!r}s"
+    counts = ((length / SECONDS[name], name) for name in reversed(SECONDS))
+    count, name = next((count, name) for count, name in counts if count.denominator == 1)  # nanoseconds count every one of them
+    return f"{count}{name}"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from eigenclock.audit.measure.claims import frozen, lengths_of, matched, near_misses, off, read_again, trusted, turn_of
+from eigenclock.audit.measure.claims import at_lengths, matched, near_misses, off, trusted, turn_of
 from eigenclock.audit.measure.frequencies import rounded_to, uninitialised
 from eigenclock.audit.measure.samples import SINGLE, name_of
 from eigenclock.audit.probe import Probe
@@ -33,7 +33,10 @@ def built(probe: Probe) -> list[Finding]:
         turn = turn_of(enc)
         if turn is None or uninitialised(table.inv_freq):
             continue
-        claimed = min((turn.freq, *_frozen(probe, layer)), key=lambda freq: float(off(table.inv_freq, freq).max()))
+        claimed = min(
+            (turn.freq, *(freq for _, freq in at_lengths(probe, layer, float(probe.length)))),
+            key=lambda freq: float(off(table.inv_freq, freq).max()),
+        )
         gaps = off(table.inv_freq, claimed)
         value = float(gaps.max())
         if value <= LIMIT:
@@ -65,19 +68,6 @@ def _rounded(inv_freq: Tensor, claimed: Tensor) -> str:
     if narrow is None or float(off(inv_freq, claimed).max()) > torch.finfo(narrow).eps:
         return ""
     return f"every frequency was rounded to {name_of(narrow)}"
-
-
-def _frozen(probe: Probe, layer: str) -> list[Tensor]:
-    """The frequencies of a length-dependent schedule at the lengths it may be frozen at."""
-    if probe.config is None or not frozen(probe):
-        return []
-    out = []
-    for length in (*lengths_of(probe.config), float(probe.length)):
-        found = read_again(probe.config, probe, length)
-        enc = found.get(layer) or (next(iter(found.values())) if len(found) == 1 else None)
-        turn = None if enc is None else turn_of(enc)
-        out += [] if turn is None else [turn.freq]
-    return out
 
 
 def explained(inv_freq: Tensor, misses: Iterable[tuple[str, Encoding]]) -> str:

@@ -104,6 +104,16 @@ def read_again(config: Mapping[str, Any], probe: Probe, length: float | None = N
         return {}
 
 
+def at_lengths(probe: Probe, layer: str, *more: float) -> Iterator[tuple[float | None, Tensor]]:
+    """The frequencies (n,) that a layer's schedule has at each length it may be frozen at, and at some more: none where it follows none."""
+    for length in (*lengths_of(probe.config), *more) if probe.config is not None and frozen(probe) else ():
+        found = read_again(probe.config or {}, probe, length)
+        enc = found.get(layer) or (next(iter(found.values())) if len(found) == 1 else None)
+        turn = None if enc is None else turn_of(enc)
+        if turn is not None:
+            yield length, turn.freq
+
+
 def near_misses(probe: Probe, layer: str) -> Iterator[tuple[str, Encoding]]:
     """What else a table may follow, in words: no scaling at all, another reading of a key, the parameters of other layers."""
     for name, enc in claims(probe).items():

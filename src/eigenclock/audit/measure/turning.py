@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eigenclock.audit.measure.claims import claims, frozen, lengths_of, matched, read_again, trusted, turn_of
+from eigenclock.audit.measure.claims import at_lengths, claims, frozen, matched, read_again, trusted, turn_of
 from eigenclock.audit.measure.pairs import Pairs, read_pairs
 from eigenclock.audit.measure.samples import SINGLE, best, unlike_heads
 from eigenclock.audit.measure.shifts import exact_law
@@ -47,17 +47,8 @@ def _in_use(probe: Probe) -> Mapping[str, Encoding]:
 
 def _of_another_length(probe: Probe, layer: str, pairs: Pairs) -> str:
     """The length whose frequencies these are, in words, where they follow it."""
-    if probe.config is None or not frozen(probe):
-        return ""
-    for length in lengths_of(probe.config):
-        found = read_again(probe.config, probe, length)
-        enc = found.get(layer) or (next(iter(found.values())) if len(found) == 1 else None)
-        turn = None if enc is None else turn_of(enc)
-        place = None if turn is None else _places(pairs, turn.freq.numel())
-        if turn is None or place is None:
-            continue
-        wanted = turn.freq.double().abs()[place]
-        if bool(((pairs.freq.abs() - wanted).abs() <= 64 * SINGLE * wanted + 2 * pairs.error).all()):
+    for length, freq in at_lengths(probe, layer):
+        if _turn_by(pairs, freq):
             of = "the one its config is read for" if length is None else f"{length:g}"
             return f": its table is that of another length, {of}, and {probe.length} positions are in use"
     return ""
@@ -105,14 +96,19 @@ def _of_others(probe: Probe, layer: str, pairs: Pairs) -> str:
     """The other layer type whose frequencies these are, in words."""
     own = layer.rpartition(", layer ")[0] or layer
     for name, enc in claims(probe).items() if len(claims(probe)) > 1 else ():
-        turn = turn_of(enc)
-        place = None if turn is None or name == own else _places(pairs, turn.freq.numel())
-        if turn is None or place is None:
-            continue
-        wanted = turn.freq.double().abs()[place]
-        if bool(((pairs.freq.abs() - wanted).abs() <= 64 * SINGLE * wanted + 2 * pairs.error).all()):
+        turn = None if name == own else turn_of(enc)
+        if turn is not None and _turn_by(pairs, turn.freq):
             return f": it is the turn of the {name} layers"
     return ""
+
+
+def _turn_by(pairs: Pairs, freq: Tensor) -> bool:
+    """Whether every pair turns by its own of the frequencies."""
+    place = _places(pairs, freq.numel())
+    if place is None:
+        return False
+    wanted = freq.double().abs()[place]
+    return bool(((pairs.freq.abs() - wanted).abs() <= 64 * SINGLE * wanted + 2 * pairs.error).all())
 
 
 def _apart(table: Tensor, claimed: Tensor) -> bool:
